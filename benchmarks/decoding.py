@@ -1,9 +1,11 @@
 """Decoding side by side with PyTorch: `python -m benchmarks.decoding [--device gpu] [--out FILE] [--quick]`."""
 
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -16,12 +18,9 @@ from benchmarks.session import (
     by_turns,
     make_table,
     megabytes,
-    milliseconds,
     other_work,
-    peaks,
     run_benchmark,
     spread,
-    spreads,
 )
 from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Decoded, draw_prompts
 from benchmarks.training_cases import tiny
@@ -139,7 +138,7 @@ def _measure(session: Session) -> Report:
         cases |= _measure_suite(suite, session, read_megabytes)
         shown += ["", *other_work(suite.model, others.share())]
     shown += [item for name, case in cases.items() for item in _shown(name, case)]
-    ours = {name: case["sides"][_OURS]["step_seconds"] for name, case in cases.items()}
+    ours = {name: case["seconds"] for name, case in cases.items()}
     agreed = all(case["agreed"] for case in cases.values())
     return Report({"megabytes": read_megabytes, "cases": cases}, ours, shown, _notes(read_megabytes), agreed)
 
@@ -191,20 +190,31 @@ def _measure_case(config: TransformerConfig, case: Case, sides: Sides, session: 
     calls: dict[str, Any] = {name: partial(turn, name) for name in compile_seconds}
     calls[_READING] = partial(sides[_READING].call, "measure")
     turns = by_turns(calls, session.rounds(case.rounds), seconds=_CASE_SECONDS)
-    reading = spreads(turns.pop(_READING))
-    way = max(reading, key=lambda name: reading[name]["median"])
-    bandwidth = reading[way]["median"]
+    rates = turns.pop(_READING)
+    way, bandwidth = max(
+        ((name, statistics.median(turn[name] for turn in rates)) for name in rates[0]), key=itemgetter(1)
+    )
     if case.reference_tokens:
         # One turn of a few tokens: every one takes the whole forward pass.
         decode(_REFERENCE, 1)
         turns[_REFERENCE] = [turn(_REFERENCE, case.reference_tokens)]
     read = weight_bytes(config), cache_bytes(config, case.batch, case.prompt, case.new_tokens, case.beams)
     bound = sum(read) / bandwidth if case.new_tokens > 1 else None
-    found = {name: _figures(name, taken, bound) | peaks(sides[name]) for name, taken in turns.items()}
-    theirs = found[_DYNAMIC if _DYNAMIC in found else _OWN_WEIGHTS]["step_seconds"]["median"]
-    for name, figures in found.items():
-        figures["times_theirs"] = theirs / figures["step_seconds"]["median"]
-        figures["compile_seconds"] = compile_seconds.get(name)
+    steps = {name: [_step_seconds(name, turn) for turn in taken] for name, taken in turns.items()}
+    medians = {name: statistics.median(taken) for name, taken in steps.items()}
+    theirs = medians[_DYNAMIC if _DYNAMIC in medians else _OWN_WEIGHTS]
+    found = {
+        name: {
+            "tokens/s": case.batch / medians[name],
+            "with prompt": statistics.median(turn.whole.tokens.size / turn.whole.seconds for turn in taken),
+            "ms/step": spread(steps[name], 1000),
+            "speed": theirs / medians[name],
+            "of bound": bound / medians[name] if bound and name != _REFERENCE else None,
+            "compile s": compile_seconds.get(name),
+            "MB": megabytes(sides[name]),
+        }
+        for name, taken in turns.items()
+    }
     tokens = {name: taken[0].whole.tokens for name, taken in turns.items()}
     agreement = {
         name: _agreement(prompts, tokens[_OURS], theirs, sides[_REFERENCE])
@@ -212,6 +222,7 @@ def _measure_case(config: TransformerConfig, case: Case, sides: Sides, session: 
         if name not in (_OURS, _OWN_WEIGHTS)
     }
     return asdict(case) | {
+        "seconds": spread(steps[_OURS]),
         "weight_bytes": read[0],
         "cache_bytes": read[1],
         "bandwidth": {"way": way, "bytes_per_second": bandwidth},
@@ -225,26 +236,13 @@ def _measure_case(config: TransformerConfig, case: Case, sides: Sides, session: 
     }
 
 
-def _figures(name: str, turns: list[Turn], bound: float | None) -> dict[str, Any]:
-    """Of one side: without a cache, or with no token but the first, each token is like the others."""
-    batch, new_tokens = turns[0].whole.tokens.shape
-    cached = name != _REFERENCE and new_tokens > 1
-
-    def step(turn: Turn) -> float:
-        rest = turn.whole.seconds - turn.first.seconds
-        # In a smoke test the first token may take longer than all of them.
-        return rest / (new_tokens - 1) if cached and rest > 0 else turn.whole.seconds / new_tokens
-
-    steps = spread([step(turn) for turn in turns])
-    whole = spread([turn.whole.seconds for turn in turns])
-    return {
-        "new_tokens": new_tokens,
-        "tokens_per_second": batch * new_tokens / whole["median"],
-        "tokens_per_second_without_prefill": batch / steps["median"],
-        "first_token_seconds": spread([turn.first.seconds for turn in turns]),
-        "step_seconds": steps,
-        "of_bound": bound / steps["median"] if cached and bound else None,
-    }
+def _step_seconds(name: str, turn: Turn) -> float:
+    """Seconds of a token after the first; without a cache, or with no token but the first, each is like the others."""
+    new_tokens = turn.whole.tokens.shape[1]
+    rest = turn.whole.seconds - turn.first.seconds
+    # In a smoke test the first token may take longer than all of them.
+    cached = name != _REFERENCE and new_tokens > 1 and rest > 0
+    return rest / (new_tokens - 1) if cached else turn.whole.seconds / new_tokens
 
 
 def _agreement(prompts: list[list[int]], ours: np.ndarray, others: np.ndarray, judge: Alone | Here) -> dict[str, float]:
@@ -275,20 +273,6 @@ def _notes(read_megabytes: int) -> list[str]:
 
 def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
     """The table of a case, and lines below it."""
-    rows = [
-        (
-            label,
-            f"{side['tokens_per_second_without_prefill']:.1f}",
-            f"{side['tokens_per_second']:.1f}",
-            milliseconds(side["step_seconds"]),
-            f"{side['times_theirs']:.2f}",
-            "" if side["of_bound"] is None else f"{side['of_bound']:.0%}",
-            "" if side["compile_seconds"] is None else f"{side['compile_seconds']:.1f}",
-            megabytes(side),
-        )
-        for label, side in case["sides"].items()
-    ]
-    columns = ("", "tokens/s", "with prompt", "ms/step", "speed", "of bound", "compile s", "MB")
     lines = [f"{name} is absent: {reason}" for name, reason in case["absent"].items()]
     if case["bound_seconds"] is not None:
         lines.append(
@@ -303,7 +287,7 @@ def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
             line += f"; elsewhere the two logits are up to {found['largest_gap']:.1e} apart: {tie}"
         lines.append(line)
     lines.append(f"different tokens in a row: {case['different_tokens']:.1f} on average")
-    return [make_table(name, columns, rows, _OURS), *(f"  {line}" for line in lines)]
+    return [make_table(name, case["sides"], _OURS), *(f"  {line}" for line in lines)]
 
 
 if __name__ == "__main__":

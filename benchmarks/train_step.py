@@ -1,11 +1,12 @@
 """Training side by side with PyTorch: `python -m benchmarks.train_step [--device gpu] [--model gpt2] [--quick]`."""
 
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.bounds import training_flops
+from benchmarks.bounds import Flops, training_flops
 from benchmarks.session import (
     ModelOptions,
     Report,
@@ -13,13 +14,11 @@ from benchmarks.session import (
     by_turns,
     make_table,
     megabytes,
-    milliseconds,
     other_work,
-    peaks,
     run_benchmark,
     spread,
 )
-from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE
+from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Turn
 from benchmarks.training_cases import TOLERANCE, TrainingCase, cases
 from twin.machine import Neighbours
 from twin.sides import Alone, Here, SideFailed, StepFigures
@@ -49,7 +48,7 @@ def _measure(session: Session) -> Report:
     chosen = session.chosen(cases(session.device, quick=session.quick))
     found = {case.name: _measure_case(case, session) for case in chosen}
     shown = [item for name, case in found.items() for item in _shown(name, case)]
-    ours = {name: case["sides"][_OURS]["step_seconds"] for name, case in found.items()}
+    ours = {name: case["seconds"] for name, case in found.items()}
     return Report({"cases": found}, ours, shown, _NOTES, all(case["agreed"] for case in found.values()))
 
 
@@ -76,8 +75,8 @@ def _measure_case(case: TrainingCase, session: Session) -> dict[str, Any]:
         first = _first_steps(sides, absent)
         calls = {name: partial(sides[name].call, "turn", case.steps, size) for name in first}
         turns = by_turns(calls, session.rounds(case.rounds))
-        found = {name: _figures(case, first[name], taken) | peaks(sides[name]) for name, taken in turns.items()}
-    return {**_compare(case, found), "absent": absent, "other_work": others.share()}
+        held = {name: megabytes(sides[name]) for name in first}
+    return _figures(case, first, turns, held) | {"absent": absent, "other_work": others.share()}
 
 
 def _first_steps(sides: Mapping[str, Alone | Here], absent: dict[str, str]) -> dict[str, StepFigures]:
@@ -95,37 +94,43 @@ def _first_steps(sides: Mapping[str, Alone | Here], absent: dict[str, str]) -> d
     return {name: found[name] for name in sides if name not in absent}
 
 
-def _figures(case: TrainingCase, first: StepFigures, turns: list[tuple[list[StepFigures], float]]) -> dict[str, Any]:
-    step = spread([taken.seconds for steps, _ in turns for taken in steps[1:]])
-    return {
-        "step_seconds": step,
-        "tokens_per_second": case.shape.tokens / step["median"],
-        "first_step_seconds": first.seconds,
-        "product_rate": spread([rate for _, rate in turns]),
-        # Of the first step, and of the one after it.
-        "losses": [first.loss, turns[0][0][0].loss],
-    }
-
-
-def _compare(case: TrainingCase, sides: dict[str, dict[str, Any]]) -> dict[str, Any]:
+def _figures(
+    case: TrainingCase, first: Mapping[str, StepFigures], turns: Mapping[str, list[Turn]], held: Mapping[str, str]
+) -> dict[str, Any]:
     """Sets the sides beside the floor and the faster reference, and their losses beside ours."""
     flops, tolerance = training_flops(case.config, *case.shape), TOLERANCE[case.config.compute.dtype]
-    medians = {name: side["step_seconds"]["median"] for name, side in sides.items()}
-    floors = {name: flops.needed / side["product_rate"]["median"] for name, side in sides.items()}
-    floor, ours = min(floors.values()), sides[_OURS]["losses"]
-    faster = min((name for name in sides if name.startswith(_THEIRS)), key=medians.__getitem__, default=None)
-    disagreement = {}
-    for name, side in sides.items():
-        side["times_floor"], side["times_own_floor"] = medians[name] / floor, medians[name] / floors[name]
-        side["times_reference"] = None if faster is None else medians[faster] / medians[name]
-        if name != _OURS and not name.startswith(_OWN_WEIGHTS):
-            disagreement[name] = max(abs(x - y) / abs(y) for x, y in zip(side["losses"], ours, strict=True))
+    seconds = {name: [step.seconds for turn in taken for step in turn.steps] for name, taken in turns.items()}
+    medians = {name: statistics.median(taken) for name, taken in seconds.items()}
+    rates = {name: statistics.median(turn.product_rate for turn in taken) for name, taken in turns.items()}
+    faster = min((name for name in turns if name.startswith(_THEIRS)), key=medians.__getitem__, default=None)
+    # Of the first step, and of the one after it.
+    losses = {name: (first[name].loss, taken[0].warm.loss) for name, taken in turns.items()}
+    disagreement = {
+        name: max(abs(x - y) / abs(y) for x, y in zip(taken, losses[_OURS], strict=True))
+        for name, taken in losses.items()
+        if name != _OURS and not name.startswith(_OWN_WEIGHTS)
+    }
+    sides = {
+        name: {
+            "ms a step": spread(taken, 1000),
+            "tokens/s": case.shape.tokens / medians[name],
+            "first s": first[name].seconds,
+            "MB": held[name],
+            "x floor": medians[name] * max(rates.values()) / flops.needed,
+            "x own": medians[name] * rates[name] / flops.needed,
+            "GFLOP/s": rates[name] / 1e9,
+            "speed": None if faster is None else medians[faster] / medians[name],
+        }
+        for name, taken in seconds.items()
+    }
     return {
         "model": case.model,
-        "flops": {**flops._asdict(), "needed": flops.needed},
-        "floor_seconds": floor,
-        "faster_reference": faster,
+        "seconds": spread(seconds[_OURS]),
         "sides": sides,
+        "flops": flops._asdict(),
+        "floor_seconds": flops.needed / max(rates.values()),
+        "faster_reference": faster,
+        "losses": losses,
         "disagreement": disagreement,
         "tolerance": tolerance,
         "agreed": all(distance <= tolerance for distance in disagreement.values()),
@@ -136,35 +141,20 @@ def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
     """The table of a case, and lines below it."""
     from rich.markup import escape
 
-    rows = [
-        [
-            label,
-            milliseconds(side["step_seconds"], 1),
-            f"{side['tokens_per_second']:.0f}",
-            f"{side['first_step_seconds']:.1f}",
-            megabytes(side),
-            f"{side['times_floor']:.2f}",
-            f"{side['times_own_floor']:.2f}",
-            f"{side['product_rate']['median'] / 1e9:.0f}",
-            "" if side["times_reference"] is None else f"{side['times_reference']:.2f}",
-        ]
-        for label, side in case["sides"].items()
-    ]
-    flops, faster = case["flops"], case["faster_reference"]
+    flops, faster = Flops(**case["flops"]), case["faster_reference"]
     lines = [
-        f"floor: {1000 * case['floor_seconds']:.1f} ms/step for {flops['needed'] / 1e9:.1f} GFLOP "
-        f"({flops['attention'] / flops['needed']:.0%} of it attention) at the rate of the fastest product",
+        f"floor: {1000 * case['floor_seconds']:.1f} ms/step for {flops.needed / 1e9:.1f} GFLOP "
+        f"({flops.attention / flops.needed:.0%} of it attention) at the rate of the fastest product",
     ]
     if faster is not None:
-        ratio = case["sides"][_OURS]["times_reference"]
+        ratio = case["sides"][_OURS]["speed"]
         lines.append(f"[bold]{ratio:.2f} times as fast as the faster reference ({faster})[/bold]")
     lines += [f"{name} is absent: {escape(reason)}" for name, reason in case["absent"].items()]
     verdict = "the same losses" if case["agreed"] else "LOSSES DISAGREE"
     apart = ", ".join(f"{name} {distance:.1e}" for name, distance in case["disagreement"].items())
     lines.append(f"{verdict} in the first two steps: relative distance from ours {apart}")
     lines += other_work(case["model"], case["other_work"])
-    columns = ("", "ms a step", "tokens/s", "first s", "MB", "x floor", "x own", "GFLOP/s", "speed")
-    return [make_table(name, columns, rows, _OURS), *(f"  {line}" for line in lines)]
+    return [make_table(name, case["sides"], _OURS), *(f"  {line}" for line in lines)]
 
 
 if __name__ == "__main__":

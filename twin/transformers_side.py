@@ -1,6 +1,5 @@
 """The model of a Hugging Face folder: its weights, and the same model in `transformers` itself, as a side."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -140,15 +139,12 @@ class _Adapter(nn.Module):
 
     def forward(self, *inputs: Tensor | None) -> Any:
         """(tokens, mask, token types, segments), or (source, target, their masks, their segments) -> logits."""
-        given: Mapping[str, Tensor | None]
+        names: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids")
         if len(inputs) > 4:
             names = ("input_ids", "decoder_input_ids", "attention_mask", "decoder_attention_mask")
-            given = dict(zip(names, inputs, strict=False))
-        else:
-            given = dict(zip(("input_ids", "attention_mask", "token_type_ids"), inputs, strict=False))
         arrays = {
             name: array.long() if array.dtype == torch.bool else array
-            for name, array in given.items()
+            for name, array in zip(names, inputs, strict=False)
             if array is not None
         }
         output = self.inner(**arrays)

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.bounds import Flops, training_flops
 from benchmarks.session import (
     ModelOptions,
     Report,
@@ -98,6 +97,9 @@ def _figures(
     case: TrainingCase, first: Mapping[str, StepFigures], turns: Mapping[str, list[Turn]], held: Mapping[str, str]
 ) -> dict[str, Any]:
     """Sets the sides beside the floor and the faster reference, and their losses beside ours."""
+    # Imported here, so that PyTorch is measured in a process without JAX.
+    from jax_tformer.training.work import training_flops
+
     flops, tolerance = training_flops(case.config, *case.shape), TOLERANCE[case.config.compute.dtype]
     seconds = {name: [step.seconds for turn in taken for step in turn.steps] for name, taken in turns.items()}
     medians = {name: statistics.median(taken) for name, taken in seconds.items()}
@@ -127,7 +129,7 @@ def _figures(
         "model": case.model,
         "seconds": spread(seconds[_OURS]),
         "sides": sides,
-        "flops": flops._asdict(),
+        "flops": flops._asdict() | {"needed": flops.needed},
         "floor_seconds": flops.needed / max(rates.values()),
         "faster_reference": faster,
         "losses": losses,
@@ -141,10 +143,10 @@ def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
     """The table of a case, and lines below it."""
     from rich.markup import escape
 
-    flops, faster = Flops(**case["flops"]), case["faster_reference"]
+    flops, faster = case["flops"], case["faster_reference"]
     lines = [
-        f"floor: {1000 * case['floor_seconds']:.1f} ms/step for {flops.needed / 1e9:.1f} GFLOP "
-        f"({flops.attention / flops.needed:.0%} of it attention) at the rate of the fastest product",
+        f"floor: {1000 * case['floor_seconds']:.1f} ms/step for {flops['needed'] / 1e9:.1f} GFLOP "
+        f"({flops['attention'] / flops['needed']:.0%} of it attention) at the rate of the fastest product",
     ]
     if faster is not None:
         ratio = case["sides"][_OURS]["speed"]

@@ -141,7 +141,7 @@ def explain(
         # The table that one of them reads may be read by another start of the other side.
         first, second = _reading_constants(first, here), _reading_constants(second, there)
     places, sure = _places(first, second), together and (bool(what) or are_counterparts(first, second))
-    if sure and not what and stage == "forward" and first.row.again is not None:
+    if sure and not what and stage == "forward" and first.row.again and second.row.again:
         # A formula may be arranged in another way until some line: nothing behind that line may be wrong.
         sure = len(here) > 1 and read_the_same(first, second)
         mended = repaired(first, second) if len(here) == 1 else None

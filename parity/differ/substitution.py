@@ -174,7 +174,7 @@ def experiment(
 
 def repaired(ours: Start, theirs: Start) -> tuple[int, int] | None:
     """(ours, theirs): the first value that other lines read, and that makes ours go on as theirs does if it is theirs;
-    None where there is none. So nothing behind it is wrong."""
+    None where there is none. So nothing behind it is wrong. What is returned proves nothing about other lines."""
     values, other = ours.values, theirs.values
     experiments = Experiments(values, other)
     for i in ours.near:
@@ -186,7 +186,8 @@ def repaired(ours: Start, theirs: Start) -> tuple[int, int] | None:
             there = other.array(j)
             for moved in [] if there is None or other.copies(j) else layouts(here, there)[:_ORDERS]:
                 if experiments.goes_on(i, moved) is not None:
-                    return i, j
+                    proves = bool(used) or not _another_line(values, i, ours.number)
+                    return (i, j) if proves else None
     return None
 
 
@@ -295,7 +296,8 @@ def _tables(values: Values, starts: Sequence[Start]) -> list[int]:
         if values.copies(i) or i not in values.equal:
             found += [k for k in values.rows[i].inputs if k not in found]
     values.want(found)
-    return [i for i in found if values.rows[i].features is not None][:_TABLES]
+    # Of a side that was recorded, the larger ones are not there.
+    return [i for i in found if values.rows[i].features is not None and i in values.arrays][:_TABLES]
 
 
 def _origin(values: Values, number: int, other: np.ndarray, known: bool) -> int:
@@ -313,8 +315,7 @@ def _origin(values: Values, number: int, other: np.ndarray, known: bool) -> int:
         for i in values.rows[number].inputs
         if values.rows[i].features is not None and (values.copies(number) or not (known or i in values.equal))
     ]:
-        values.want(before)
-        if has_both(before[0]):
+        if values.array(before[0]) is None or has_both(before[0]):
             break
         number = before[0]
     return number

@@ -186,7 +186,7 @@ def repaired(ours: Start, theirs: Start) -> tuple[int, int] | None:
             there = other.array(j)
             for moved in [] if there is None or other.copies(j) else layouts(here, there)[:_ORDERS]:
                 if experiments.goes_on(i, moved) is not None:
-                    proves = bool(used) or not _another_line(values, i, ours.number)
+                    proves = i not in values.outputs.values() or not _another_line(values, i, ours.number)
                     return (i, j) if proves else None
     return None
 

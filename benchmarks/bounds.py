@@ -11,58 +11,12 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import TransformerConfig
 
 _WARM_SECONDS = 0.15
-"""For so long a product is called before it counts."""
+"""For so long a way is called before it counts."""
 Shape = tuple[int, int, int]
 """m, k, n of a product [m, k] x [k, n]."""
-
-
-class Flops(NamedTuple):
-    """Floating-point operations of one training step; a multiplication and an addition are two."""
-
-    projections: int
-    """Products of activations with parameters, the head included; looking up embeddings is none."""
-    attention: int
-    """Products of queries with keys and of weights with values; where causal, the half that must be computed."""
-    hidden: int
-    """The other half of causal attention, which an implementation computes for nothing, or skips."""
-
-    @property
-    def needed(self) -> int:
-        """What counts as work."""
-        return self.projections + self.attention
-
-
-def training_flops(config: TransformerConfig, batch: int, length: int, source: int = 0) -> Flops:
-    """Counts the operations of a step on `batch` rows of `length` tokens (of a target), with `source` tokens before.
-
-    Every product is computed once forward and twice backward, once for each of its factors: 6 operations for each
-    parameter and token, and for self-attention 12 L H C T S in a row (two products of 2 H C T S forward). What
-    softmax, norms, activations and the optimizer take is left out: it does not grow with the widths squared.
-    """
-    translates = config.encoder is not None and config.decoder is not None
-    projections = attention = hidden = 0
-    for path, leaf in _shapes(config).items():
-        if path.endswith(".kernel"):
-            of_source = translates and (path.startswith("encoder.") or _made_of_source(path))
-            projections += 6 * math.prod(leaf.shape) * batch * (source if of_source else length)
-    if config.tied_head:
-        projections += 6 * (config.vocab_size or 0) * config.d_model * batch * length
-    if config.encoder is not None:
-        attention += batch * _attention(config, config.encoder, *2 * (source if config.decoder else length,))
-    if config.decoder is not None:
-        causal = batch * _attention(config, config.decoder, length, length)
-        hidden = causal // 2
-        attention += causal - hidden
-        if config.encoder is not None:
-            attention += batch * _attention(config, config.decoder, length, source)
-    return Flops(projections, attention, hidden)
-
-
-def _attention(config: TransformerConfig, stack: StackConfig, queries: int, keys: int) -> int:
-    return 12 * stack.num_layers * stack.num_heads * config.head_width(stack) * queries * keys
 
 
 def weight_bytes(config: TransformerConfig) -> int:
@@ -70,23 +24,22 @@ def weight_bytes(config: TransformerConfig) -> int:
 
     The head may be the token table. Of other tables a step reads a row; keys and values of a source are in the cache.
     """
-    shapes = _shapes(config)
-    # The decoder's is declared last, or is the only one.
-    table = [path for path in shapes if path.endswith("tokens.embedding")][-1]
-    read = 0
-    for path, leaf in shapes.items():
-        head = path.startswith("head.") or (config.tied_head and path == table)
-        if (path.startswith("decoder.") and not _made_of_source(path)) or head:
-            read += math.prod(leaf.shape) * leaf.dtype.itemsize
-    return read
+    # Imported here, so that PyTorch is measured in a process without JAX.
+    from jax_tformer.training.work import made_of_source, parameter_shapes
+
+    shapes = parameter_shapes(config)
+    read = [path for path in shapes if path.startswith(("decoder.", "head.")) and not made_of_source(path)]
+    if config.tied_head:
+        # The decoder's table is declared last, or is the only one.
+        read.append([path for path in shapes if path.endswith("tokens.embedding")][-1])
+    return sum(math.prod(shapes[path].shape) * shapes[path].dtype.itemsize for path in read)
 
 
 def cache_bytes(config: TransformerConfig, batch: int, prompt: int, new_tokens: int, beams: int) -> int:
     """Counts the bytes of keys and values that a step reads, on average over a generation.
 
-    These are of the tokens so far, and of the sources.
-
-    The beams of a source share its keys and values. A decoder alone has the prompt in the cache.
+    These are of the tokens so far, and of the sources. The beams of a source share its keys and values. A decoder alone
+    has the prompt in the cache.
     """
     stack = config.output_stack
     of_token = 2 * stack.num_layers * (stack.key_value_heads or stack.num_heads) * config.head_width(stack)
@@ -96,59 +49,49 @@ def cache_bytes(config: TransformerConfig, batch: int, prompt: int, new_tokens: 
     return int(of_token * (batch * beams * tokens + (batch * prompt if translates else 0)))
 
 
-def _shapes(config: TransformerConfig) -> dict[str, Any]:
-    """Every parameter's, by its path with dots."""
-    from flax import traverse_util
+class Way(NamedTuple):
+    """The fastest way that was found of doing some work."""
 
-    from jax_tformer.functional import transformer
-
-    return traverse_util.flatten_dict(transformer(config).shapes, sep=".")
-
-
-def _made_of_source(path: str) -> bool:
-    # Keys and values of cross-attention are made of the encoder's output.
-    return ".cross_attention.key." in path or ".cross_attention.value." in path
+    name: str
+    rate: float
+    """Its median, in work a second."""
 
 
-def best_way(found: dict[str, list[float]]) -> tuple[str, float]:
-    """Picks the way with the largest median; returns its name and that median."""
-    medians = {name: statistics.median(rates) for name, rates in found.items()}
-    name = max(medians, key=medians.__getitem__)
-    return name, medians[name]
+def fastest(turns: list[dict[str, float]], *words: str) -> Way:
+    """Picks the way with the largest median over several turns, of those whose names have all `words`."""
+    names = [name for name in turns[0] if set(words) <= set(name.split())]
+    return max((Way(name, statistics.median(turn[name] for turn in turns)) for name in names), key=lambda way: way.rate)
 
 
-class _Ways:
+class Ways:
     """Several ways of doing work in both libraries, with all cores or with the accelerator."""
 
     def __init__(self, device: str) -> None:
         import jax
         import torch
 
-        self.torch_device, self._calls = (
-            torch.device("cuda" if device == "gpu" else device),
-            3 if device == "cpu" else 20,
-        )
+        self.calls = 3 if device == "cpu" else 20
         self.jax_device = jax.default_device(jax.local_devices(backend=device)[0])
-        self.wait = jax.block_until_ready
-        self.ways: dict[str, tuple[float, Callable[[], Any], Callable[[Any], Any]]] = {}
-        """Name -> (work, what does it, what waits for it)."""
+        self.torch_device = torch.device("cuda" if device == "gpu" else device)
+        self.ways: dict[str, tuple[float, Callable[[], Any]]] = {}
+        """Name -> (work, what does it)."""
 
-    def measure(self) -> dict[str, list[float]]:
+    def measure(self) -> dict[str, float]:
         """Work a second of every way, each warm: it has been called for a while before."""
         found = {}
-        for name, (work, call, wait) in self.ways.items():
+        for name, (work, call) in self.ways.items():
             warm = time.perf_counter() + _WARM_SECONDS
             while time.perf_counter() < warm:
-                wait(call())
+                _wait(call())
             began = time.perf_counter()
-            for _ in range(self._calls):
+            for _ in range(self.calls):
                 result = call()
-            wait(result)
-            found[name] = [self._calls * work / (time.perf_counter() - began)]
+            _wait(result)
+            found[name] = self.calls * work / (time.perf_counter() - began)
         return found
 
 
-class Bandwidth(_Ways):
+class Bandwidth(Ways):
     """Reads a large float32 array: work is bytes."""
 
     def __init__(self, device: str, megabytes: int, threads: int) -> None:
@@ -161,17 +104,16 @@ class Bandwidth(_Ways):
         size = megabytes * 2**20
         with self.jax_device:
             ours = jnp.ones(size // 4, jnp.float32)
-        theirs = torch.ones(size // 4, device=self.torch_device)
-        self.ways["sum of jax"] = size, partial(jax.jit(jnp.sum), ours), self.wait
-        self.ways["sum of torch"] = size, theirs.sum, _wait_for_torch
+        self.ways["sum of jax"] = size, partial(jax.jit(jnp.sum), ours)
+        self.ways["sum of torch"] = size, torch.ones(size // 4, device=self.torch_device).sum
         if device == "cpu":
             parts, pool = np.array_split(np.ones(size // 4, np.float32), threads), ThreadPoolExecutor(threads)
             for name, read in {"sum": np.sum, "dot": lambda part: np.dot(part, part)}.items():
                 call = partial(lambda read: list(pool.map(read, parts)), read)
-                self.ways[f"{name} of numpy, a thread a core"] = size, call, bool
+                self.ways[f"{name} of numpy, a thread a core"] = size, call
 
 
-class Products(_Ways):
+class Products(Ways):
     """Multiplies matrices: work is floating-point operations."""
 
     def __init__(self, device: str, shapes: tuple[Shape, ...], dtypes: tuple[str, ...]) -> None:
@@ -186,21 +128,18 @@ class Products(_Ways):
             drawn = [np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((m, k), (k, n))]
             name, work = f"{dtype} {m} x {k} x {n}", 2 * m * k * n
             with self.jax_device:
-                a, b = (jnp.array(x, dtype) for x in drawn)
-            c, d = (torch.tensor(x, dtype=getattr(torch, dtype), device=self.torch_device) for x in drawn)
-            self.ways[f"jax {name}"] = work, partial(product, a, b), self.wait
-            theirs[f"torch {name}"] = work, partial(torch.matmul, c, d), _wait_for_torch
+                self.ways[f"jax {name}"] = work, partial(product, *(jnp.array(x, dtype) for x in drawn))
+            given = (torch.tensor(x, dtype=getattr(torch, dtype), device=self.torch_device) for x in drawn)
+            theirs[f"torch {name}"] = work, partial(torch.matmul, *given)
         # One library after the other: threads of the one that wait for work disturb the other.
         self.ways |= theirs
 
 
-def measured_by(found: dict[str, list[float]], word: str) -> dict[str, list[float]]:
-    """Picks the products of a library, "jax" or "torch", or those in a type, "float32" or "bfloat16"."""
-    return {name: rates for name, rates in found.items() if word in name.split()}
-
-
-def _wait_for_torch(result: Any) -> None:
-    if result.is_cuda:
+def _wait(result: Any) -> None:
+    """Waits for an array of either library; those of NumPy are there already."""
+    if getattr(result, "is_cuda", False):
         import torch
 
         torch.cuda.synchronize()
+    elif hasattr(result, "block_until_ready"):
+        result.block_until_ready()

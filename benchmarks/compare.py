@@ -4,7 +4,6 @@ import json
 import math
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jax_tformer.config.errors import InputError
 from twin.machine import Machine
@@ -40,21 +39,20 @@ def read_saved(path: Path, benchmark: str, machine: Machine) -> dict[str, float]
     return medians
 
 
-def compare(saved: Mapping[str, float], ours: Mapping[str, Mapping[str, Any]]) -> tuple[list[str], bool]:
-    """Compares the medians of `ours` with the saved ones. Returns a line for each case, and whether the floor held.
+def compare(saved: Mapping[str, float], ours: Mapping[str, Mapping[str, float]]) -> bool:
+    """Prints a line for each case of `ours`, beside the saved medians; returns whether the floor held.
 
     It did not if a case became slower, or if no case is saved, as a floor under nothing holds nothing.
     """
-    lines, slower = [], not saved.keys() & ours.keys()
+    ratios = {name: times["median"] / saved[name] for name, times in ours.items() if name in saved}
     for name, times in ours.items():
-        if name not in saved:
-            lines.append(f"{name}: nothing is saved")
+        if name not in ratios:
+            print(f"{name}: nothing is saved")
             continue
-        ratio = times["median"] / saved[name]
-        slower |= ratio > 1 + TOLERANCE
+        ratio = ratios[name]
         verdict = "SLOWER" if ratio > 1 + TOLERANCE else "faster" if ratio < 1 - TOLERANCE else "as fast"
-        lines.append(
+        print(
             f"{name}: {verdict}, {1000 * times['median']:.1f} ms now and {1000 * saved[name]:.1f} ms saved, "
             f"{ratio:.2f} times as long"
         )
-    return lines, not slower
+    return bool(ratios) and max(ratios.values()) <= 1 + TOLERANCE

@@ -3,21 +3,22 @@
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.bounds import best_way, cache_bytes, weight_bytes
+from benchmarks.bounds import cache_bytes, fastest, weight_bytes
 from benchmarks.session import (
     ModelOptions,
     Report,
     Session,
     by_turns,
-    gathered,
     make_table,
     megabytes,
     milliseconds,
     other_work,
+    peaks,
     run_benchmark,
     spread,
 )
@@ -31,7 +32,13 @@ from twin.sides import Alone, Here, SideFailed
 
 TIE = 1e-4
 """Where two sides choose different tokens, float32 may be the reason if the logits are no further apart than this."""
-_OURS, _THEIRS, _STATIC, _REFERENCE, _READING = "ours", "hugging face", "hugging face static", "reference", "reading"
+_OURS, _DYNAMIC, _STATIC, _OWN_WEIGHTS = (
+    "jax_tformer",
+    "HF, dynamic cache",
+    "HF, static cache",
+    "BART (HF), own weights",
+)
+_REFERENCE, _READING = "torch_ref, no cache", "reading"
 _CASE_SECONDS = 60.0
 """After this long, the sides of a case get no third turn."""
 _MEGABYTES = {"cpu": 512, "gpu": 4096}
@@ -110,7 +117,7 @@ def suites(*, quick: bool) -> tuple[Suite, ...]:
     )
 
 
-class Timed(NamedTuple):
+class Turn(NamedTuple):
     """One turn of one side: the first token alone, and all of them."""
 
     first: Decoded
@@ -124,61 +131,56 @@ def main(arguments: Sequence[str]) -> int:
 
 def _measure(session: Session) -> Report:
     chosen = session.chosen(suites(quick=session.quick))
-    # What reads the memory, between the turns of the others.
     read_megabytes = 4 if session.quick else _MEGABYTES[session.device]
-    reading = session.start("benchmarks.bounds:Bandwidth", session.device, read_megabytes, cores())
-    found = [measure_suite(suite, session, reading) for suite in chosen]
-    reading.close()
-    cases = {f"{suite['model']}, {case['name']}": case for suite in found for case in suite["cases"]}
-    ours = {name: case["sides"][_OURS]["step_seconds"] for name, case in cases.items()}
-    shown = [line for suite in found for line in ("", *other_work(suite["model"], suite["other_work"]))]
+    cases, shown = dict[str, dict[str, Any]](), list[Any]()
+    for suite in chosen:
+        others = Neighbours()
+        cases |= _measure_suite(suite, session, read_megabytes)
+        shown += ["", *other_work(suite.model, others.share())]
     shown += [item for name, case in cases.items() for item in _shown(name, case)]
+    ours = {name: case["sides"][_OURS]["step_seconds"] for name, case in cases.items()}
     agreed = all(case["agreed"] for case in cases.values())
-    return Report({"megabytes": read_megabytes, "suites": found}, ours, shown, notes(read_megabytes), agreed)
+    return Report({"megabytes": read_megabytes, "cases": cases}, ours, shown, _notes(read_megabytes), agreed)
 
 
-def measure_suite(suite: Suite, session: Session, reading: Alone | Here) -> dict[str, Any]:
-    """Measures all cases of a model, and between them how fast the memory is read (`reading`).
+def _measure_suite(suite: Suite, session: Session, read_megabytes: int) -> dict[str, dict[str, Any]]:
+    """Measures all cases of a model, and between them how fast the memory is read.
 
     Raises SideFailed, unless the static cache fails, which may be absent.
     """
-    others, given = Neighbours(), (suite.config, session.device)
+    given = (suite.config, session.device)
     # Ours is first, so that its processes are the first to be ready.
-    sides = {
-        _OURS: session.start(f"{OURS}:Decoding", *given),
-        _THEIRS: session.start(f"{HUGGING_FACE}:Decoding", *given, "dynamic", uses_jax=False),
-        _REFERENCE: session.start(f"{REFERENCE}:Decoding", *given, uses_jax=False),
-    }
+    kinds: dict[str, tuple[Any, ...]] = {_OURS: (f"{OURS}:Decoding", *given)}
+    kinds[_OWN_WEIGHTS if suite.translates else _DYNAMIC] = (f"{HUGGING_FACE}:Decoding", *given, "dynamic")
     if not suite.translates:
-        kind = "static" if session.quick else "static compiled"
-        sides[_STATIC] = session.start(f"{HUGGING_FACE}:Decoding", *given, kind, uses_jax=False)
-    try:
-        cases = [_measure_case(suite, case, sides, reading, session) for case in suite.cases]
-    finally:
-        for side in sides.values():
-            side.close()
-    return {"model": suite.model, "cases": cases, "other_work": others.share()}
+        static = "static" if session.quick else "static compiled"
+        kinds[_STATIC] = (f"{HUGGING_FACE}:Decoding", *given, static)
+    kinds[_REFERENCE] = (f"{REFERENCE}:Decoding", *given)
+    kinds[_READING] = ("benchmarks.bounds:Bandwidth", session.device, read_megabytes, cores())
+    with session.sides(kinds) as sides:
+        return {
+            f"{suite.model}, {case.name}": _measure_case(suite.config, case, sides, session) for case in suite.cases
+        }
 
 
-def _measure_case(suite: Suite, case: Case, sides: Sides, reading: Alone | Here, session: Session) -> dict[str, Any]:
-    session.say(f"{suite.model}: {case.name} ...")
-    prompts = draw_prompts(suite.config.vocab_size or 0, case.batch, case.prompt)
-    absent: dict[str, str] = {}
+def _measure_case(config: TransformerConfig, case: Case, sides: Sides, session: Session) -> dict[str, Any]:
+    session.say(f"{case.name} ...")
+    prompts, absent = draw_prompts(config.vocab_size or 0, case.batch, case.prompt), dict[str, str]()
 
     def decode(name: str, count: int) -> Decoded:
         return sides[name].call("decode", prompts, count, case.new_tokens, case.beams)
 
-    def timed(name: str, count: int) -> Timed:
+    def turn(name: str, count: int = case.new_tokens) -> Turn:
         first = decode(name, 1)
-        return Timed(first, decode(name, count) if count > 1 else first)
+        return Turn(first, decode(name, count) if count > 1 else first)
 
     # Ours is compiled for a number of tokens; what the others compile does not depend on it.
     few = min(4, case.new_tokens)
-    warm_tokens = {_OURS: case.new_tokens, _THEIRS: few}
-    if _STATIC in sides and case.new_tokens > 1:
-        warm_tokens[_STATIC] = few
+    warm = {name: case.new_tokens if name == _OURS else few for name in sides if name not in (_REFERENCE, _READING)}
+    if case.new_tokens == 1:
+        warm.pop(_STATIC, None)
     first_calls = {}
-    for name, count in warm_tokens.items():
+    for name, count in warm.items():
         try:
             first_calls[name] = decode(name, count).seconds
             decode(name, 1)
@@ -186,45 +188,33 @@ def _measure_case(suite: Suite, case: Case, sides: Sides, reading: Alone | Here,
             if name != _STATIC:
                 raise
             absent[name] = str(error)
-
-    def turn(name: str) -> Any:
-        return reading.call("measure") if name == _READING else timed(name, case.new_tokens)
-
-    turns = by_turns([*first_calls, _READING], session.rounds(case.rounds), turn, seconds=_CASE_SECONDS)
-    ways = gathered(turns.pop(_READING))
-    way, bandwidth = best_way(ways)
-    read = weight_bytes(suite.config), cache_bytes(suite.config, case.batch, case.prompt, case.new_tokens, case.beams)
-    bound = sum(read) / bandwidth if case.new_tokens > 1 else None
-    found = {
-        name: _figures(taken, case.batch, case.new_tokens, first_calls[name], warm_tokens[name], bound)
-        for name, taken in turns.items()
-    }
+    calls = {name: partial(turn, name) for name in first_calls}
+    reading = partial(sides[_READING].call, "measure")
+    turns = by_turns(calls | {_READING: reading}, session.rounds(case.rounds), seconds=_CASE_SECONDS)
+    memory = fastest(turns.pop(_READING))
     if case.reference_tokens:
         # One turn of a few tokens: every one takes the whole forward pass.
-        warm = decode(_REFERENCE, 1).seconds
-        turns[_REFERENCE] = [timed(_REFERENCE, case.reference_tokens)]
-        found[_REFERENCE] = _figures(turns[_REFERENCE], case.batch, case.reference_tokens, warm, 1, None)
-    labels = {
-        _OURS: "jax_tformer",
-        _THEIRS: "BART (HF), own weights" if suite.translates else "HF, dynamic cache",
-        _STATIC: f"HF, static cache{'' if session.quick else ', compiled'}",
-        _REFERENCE: f"torch_ref, {case.reference_tokens} tokens",
-    }
-    theirs = found[_THEIRS]["step_seconds"]["median"]
+        first_calls[_REFERENCE], warm[_REFERENCE] = decode(_REFERENCE, 1).seconds, 1
+        turns[_REFERENCE] = [turn(_REFERENCE, case.reference_tokens)]
+    read = weight_bytes(config), cache_bytes(config, case.batch, case.prompt, case.new_tokens, case.beams)
+    bound = sum(read) / memory.rate if case.new_tokens > 1 else None
+    found = {name: _figures(name, taken, bound) | peaks(sides[name]) for name, taken in turns.items()}
+    theirs = next(figures["step_seconds"]["median"] for name, figures in found.items() if "HF" in name)
     for name, figures in found.items():
-        figures["label"] = labels[name]
-        figures["times_theirs"] = theirs / figures["step_seconds"]["median"]
-        figures["peak_memory"] = sides[name].call("peak_memory")
-        figures["device_memory"] = sides[name].call("device_memory")
+        step = figures["step_seconds"]["median"]
+        figures["times_theirs"] = theirs / step
+        usual = figures["first_token_seconds"]["median"] + (warm[name] - 1) * step
+        figures["compile_seconds"] = max(first_calls[name] - usual, 0.0)
     tokens = {name: taken[0].whole.tokens for name, taken in turns.items()}
-    # The BART has weights of its own.
-    compared = [name for name in tokens if name != _OURS and not (suite.translates and name == _THEIRS)]
-    agreement = {name: _agreement(prompts, tokens[_OURS], tokens[name], sides[_REFERENCE]) for name in compared}
+    agreement = {
+        name: _agreement(prompts, tokens[_OURS], theirs, sides[_REFERENCE])
+        for name, theirs in tokens.items()
+        if name not in (_OURS, _OWN_WEIGHTS)
+    }
     return asdict(case) | {
-        "name": case.name,
         "weight_bytes": read[0],
         "cache_bytes": read[1],
-        "bandwidth": {"bytes_per_second": bandwidth, "way": way, "ways": ways},
+        "memory": memory._asdict(),
         "bound_seconds": bound,
         "sides": found,
         "absent": absent,
@@ -235,32 +225,25 @@ def _measure_case(suite: Suite, case: Case, sides: Sides, reading: Alone | Here,
     }
 
 
-def _figures(
-    turns: list[Timed], batch: int, new_tokens: int, first_call: float, warm_tokens: int, bound: float | None
-) -> dict[str, Any]:
-    """Of one side; without a `bound` it has no cache, or no token but the first, which is then one like the others."""
+def _figures(name: str, turns: list[Turn], bound: float | None) -> dict[str, Any]:
+    """Of one side: without a cache, or with no token but the first, each token is like the others."""
+    batch, new_tokens = turns[0].whole.tokens.shape
+    cached = name != _REFERENCE and new_tokens > 1
 
-    def step(turn: Timed) -> float:
+    def step(turn: Turn) -> float:
         rest = turn.whole.seconds - turn.first.seconds
         # In a smoke test the first token may take longer than all of them.
-        prefilled = bound is not None and rest > 0
-        return rest / (new_tokens - 1) if prefilled else turn.whole.seconds / new_tokens
+        return rest / (new_tokens - 1) if cached and rest > 0 else turn.whole.seconds / new_tokens
 
     steps = spread([step(turn) for turn in turns])
     whole = spread([turn.whole.seconds for turn in turns])
-    first = spread([turn.first.seconds for turn in turns])
-    usual = first["median"] + (warm_tokens - 1) * steps["median"]
     return {
         "new_tokens": new_tokens,
-        "rounds": len(turns),
         "tokens_per_second": batch * new_tokens / whole["median"],
         "tokens_per_second_without_prefill": batch / steps["median"],
-        "seconds": whole,
-        "first_token_seconds": first,
+        "first_token_seconds": spread([turn.first.seconds for turn in turns]),
         "step_seconds": steps,
-        "of_bound": None if bound is None else bound / steps["median"],
-        "first_call_seconds": first_call,
-        "compile_seconds": max(first_call - usual, 0.0),
+        "of_bound": bound / steps["median"] if cached and bound else None,
     }
 
 
@@ -274,7 +257,7 @@ def _agreement(prompts: list[list[int]], ours: np.ndarray, others: np.ndarray, j
     return {"rows": len(prompts), "equal_rows": len(prompts) - len(gaps), "largest_gap": max(gaps, default=0.0)}
 
 
-def notes(read_megabytes: int) -> list[str]:
+def _notes(read_megabytes: int) -> list[str]:
     """What the figures mean, a line each."""
     return [
         "tokens/s: new tokens of all rows; 'with prompt' counts the time of reading the prompt (or source) too, "
@@ -283,10 +266,10 @@ def notes(read_megabytes: int) -> list[str]:
         f"bound: weights and cache that a step reads, over the speed of the fastest way of reading {read_megabytes} "
         "MiB, measured between the turns.",
         "MB: the most that the side's process held while compiling and decoding, libraries and weights included, "
-        "up to and with this case; each side is alone in its process"
-        + (", but for --quick." if read_megabytes < 64 else "."),
-        "HF: Hugging Face's generate; BART: of vaswani-base's shape. torch_ref has no cache and computes the whole "
-        "forward pass for every token, so that only a few tokens are measured, once.",
+        "up to and with this case; each side is alone in its process, but for --quick, on a processor with huge pages.",
+        "HF: Hugging Face's generate, its static cache compiled, but for --quick; BART: of vaswani-base's shape. "
+        "torch_ref has no cache and computes the whole forward pass for every token, so that only a few tokens are "
+        "measured, once.",
     ]
 
 
@@ -294,24 +277,24 @@ def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
     """The table of a case, and lines below it."""
     rows = [
         (
-            side["label"],
+            label,
             f"{side['tokens_per_second_without_prefill']:.1f}",
             f"{side['tokens_per_second']:.1f}",
             milliseconds(side["step_seconds"]),
             f"{side['times_theirs']:.2f}",
             "" if side["of_bound"] is None else f"{side['of_bound']:.0%}",
             f"{side['compile_seconds']:.1f}",
-            megabytes(side["peak_memory"], side["device_memory"]),
+            megabytes(side),
         )
-        for side in case["sides"].values()
+        for label, side in case["sides"].items()
     ]
     columns = ("", "tokens/s", "with prompt", "ms/step", "speed", "of bound", "compile s", "MB")
     lines = [f"{name} is absent: {reason}" for name, reason in case["absent"].items()]
     if case["bound_seconds"] is not None:
         lines.append(
             f"bound: {1000 * case['bound_seconds']:.2f} ms/step for {case['weight_bytes'] / 1e6:.1f} MB of weights "
-            f"and {case['cache_bytes'] / 1e6:.1f} MB of cache at "
-            f"{case['bandwidth']['bytes_per_second'] / 1e9:.1f} GB/s ({case['bandwidth']['way']})"
+            f"and {case['cache_bytes'] / 1e6:.1f} MB of cache at {case['memory']['rate'] / 1e9:.1f} GB/s "
+            f"({case['memory']['name']})"
         )
     for other, found in case["agreement"].items():
         line = f"the same tokens as {other}: {found['equal_rows']} of {found['rows']} rows"
@@ -320,7 +303,7 @@ def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
             line += f"; elsewhere the two logits are up to {found['largest_gap']:.1e} apart: {tie}"
         lines.append(line)
     lines.append(f"different tokens in a row: {case['different_tokens']:.1f} on average")
-    return [make_table(name, columns, rows), *(f"  {line}" for line in lines)]
+    return [make_table(name, columns, rows, _OURS), *(f"  {line}" for line in lines)]
 
 
 if __name__ == "__main__":

@@ -1,16 +1,17 @@
 """Two processes beside one with as many devices, and what the rows of each cost: `python -m benchmarks.processes`."""
 
+import itertools
 import json
 import socket
 import statistics
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
-from contextlib import ExitStack
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -24,15 +25,16 @@ from benchmarks.session import (
     run_benchmark,
     show,
     spread,
+    spreads,
 )
-from benchmarks.startup import TINY, Programs, wait_for_end
+from benchmarks.startup import TINY, time_programs
 from jax_tformer.config.errors import require
 from jax_tformer.config.presets import EXPERIMENTS
 from twin.machine import Neighbours
 
 _DEVICES = 4
 _TOGETHER = {"1 process of 4 devices": 1, "2 processes of 2 devices": 2}
-_SHARES = {1: "the whole batch", 2: "one of 2 processes", 4: "one of 4", 8: "one of 8"}
+_SHARES = {"the whole batch": 1, "one of 2 processes": 2, "one of 4": 4, "one of 8": 8}
 _BATCH, _ROWS = 8, 64
 _SHORT = "--training.log-every 1 --training.evaluate-batches 1 --sample.count 1"
 _DATA = ("python-docs", "masked-docs", "dates")
@@ -55,63 +57,52 @@ def _measure(session: Session) -> Report:
     require(session.device == "cpu", "--device is 'gpu'; expected cpu: the devices of this benchmark are virtual ones")
     flags = f"{TINY} --steps 3" if session.quick else "--steps 100"
     others = Neighbours()
-    with tempfile.TemporaryDirectory() as temporary:
-        train = partial(_train, Path(temporary), [*flags.split(), "--training.batch-size", str(_BATCH)])
+    with tempfile.TemporaryDirectory() as folder:
+        calls = {name: partial(_train, Path(folder), flags.split(), count) for name, count in _TOGETHER.items()}
         session.say("each once, to compile ...")
-        by_turns([*_TOGETHER], 1, train)
+        by_turns(calls, 1)
         session.say("one process and two, by turns ...")
-        turns = by_turns([*_TOGETHER], session.rounds(1 if session.quick else 5), train)
-    trained = {
-        name: {figure: spread([turn[figure] for turn in taken]) for figure in taken[0]} for name, taken in turns.items()
-    }
+        turns = by_turns(calls, session.rounds(1 if session.quick else 5))
+    trained = {name: spreads(taken) for name, taken in turns.items()}
     one, two = trained.values()
     ratios = {figure: two[figure]["median"] / one[figure]["median"] for figure in one}
     session.say("rows of a batch ...")
     rows = {name: _rows(name, 5 if session.quick else 200) for name in _DATA}
     share = others.share()
     figures = {"trained": trained, "two_over_one": ratios, "rows": rows, "other_work": share}
+    together = [[name, show(taken["first_step"]), milliseconds(taken["step"], 1)] for name, taken in trained.items()]
+    together.append(["two / one", *(f"{ratio:.2f}" for ratio in ratios.values())])
+    made = [[part, *(milliseconds(found[part]) for found in rows.values())] for part in _SHARES]
     shown = [
-        make_table(
-            "one process and two",
-            ["", "first step s", "a step ms"],
-            [
-                *([name, show(taken["first_step"]), milliseconds(taken["step"], 1)] for name, taken in trained.items()),
-                ["two / one", *(f"{ratio:.2f}" for ratio in ratios.values())],
-            ],
-        ),
-        make_table(
-            "rows of a batch, ms",
-            ["", *rows],
-            [[part, *(milliseconds(found[part]) for found in rows.values())] for part in _SHARES.values()],
-        ),
+        make_table("one process and two", ["", "first step s", "a step ms"], together),
+        make_table("rows of a batch, ms", ["", *rows], made),
         *other_work("all of it", share),
     ]
     ours = {f"{name}, {figure}": taken[figure] for name, taken in trained.items() for figure in taken}
     return Report(figures, ours, shown, _NOTES)
 
 
-def _train(folder: Path, flags: Sequence[str], name: str) -> dict[str, float]:
-    """Trains in the processes of `name`; returns the seconds to the first step's end, and of a later step."""
-    count, parent = _TOGETHER[name], Path(tempfile.mkdtemp(dir=folder))
-    run = parent / "run"
+def _train(folder: Path, flags: Sequence[str], count: int) -> dict[str, float]:
+    """Trains in `count` processes; returns the seconds to the first step's end, and of a later step."""
+    run = Path(tempfile.mkdtemp(dir=folder)) / "run"
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         where = f"localhost:{probe.getsockname()[1]}"
+    command = [
+        "train.py",
+        "python-docs",
+        *_SHORT.split(),
+        *flags,
+        "--training.batch-size",
+        str(_BATCH),
+        "--run",
+        str(run),
+    ]
     together = ["--distributed.coordinator", where, "--distributed.processes", str(count), "--distributed.process"]
+    commands = [[*command, *together, str(number)] for number in range(count)] if count > 1 else [command]
     xla = f"--xla_force_host_platform_device_count={_DEVICES // count}"
     extra = {"XDG_CACHE_HOME": str(folder / "cache"), "XLA_FLAGS": xla}
-    with ExitStack() as stack:
-        started, began = [], time.perf_counter()
-        for number in range(count):
-            command = ["train.py", "python-docs", *_SHORT.split(), *flags, "--run", str(run)]
-            command += [*together, str(number)] if count > 1 else []
-            (parent / str(number)).mkdir()
-            programs = Programs(parent / str(number), "cpu")
-            started.append((programs, command, stack.enter_context(programs.start(command, extra))))
-        first = wait_for_end(run, [process for *_, process in started], began)
-        for programs, command, process in started:
-            programs.require_success(process, command)
-    assert first is not None
+    first = time_programs(commands, "cpu", extra, run)["first_step"]
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
     rates = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
     tokens = _BATCH * json.loads((run / "config.json").read_text())["data"]["context_length"]
@@ -125,19 +116,18 @@ def _rows(name: str, batches: int) -> dict[str, dict[str, float]]:
     experiment = EXPERIMENTS[name].config
     training = replace(experiment.training, batch_size=_ROWS, evaluate_batches=1)
     tokenizer = build_tokenizer_for(experiment.data)
-    made = {
-        share: build_pipeline(experiment.data, training, tokenizer, np.arange(_ROWS // count)).train
-        for count, share in _SHARES.items()
-    }
-    numbers = {share: iter(range(batches + 1)) for share in made}
 
-    def seconds(share: str) -> float:
+    def seconds(made: Any, numbers: Iterator[int]) -> float:
         began = time.thread_time()
-        made[share][next(numbers[share])]
+        made[next(numbers)]
         return time.thread_time() - began
 
-    by_turns([*made], 1, seconds)
-    return {share: spread(taken) for share, taken in by_turns([*made], batches, seconds).items()}
+    calls = {}
+    for share, count in _SHARES.items():
+        made = build_pipeline(experiment.data, training, tokenizer, np.arange(_ROWS // count)).train
+        calls[share] = partial(seconds, made, itertools.count())
+    by_turns(calls, 1)
+    return {share: spread(taken) for share, taken in by_turns(calls, batches).items()}
 
 
 if __name__ == "__main__":

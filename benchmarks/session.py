@@ -10,14 +10,16 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
 from benchmarks.compare import compare, read_saved
+from benchmarks.sides import HUGGING_FACE, REFERENCE
 from jax_tformer.config.errors import InputError, Positive, check_fields
-from twin.machine import Machine, cores, describe_machine
+from twin.machine import cores, describe_machine
 from twin.sides import HUGE_PAGES, Alone, Here, SideFailed
 
 _QUIET = 0.05
@@ -93,10 +95,7 @@ def run_benchmark(
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     session.finish(report)
-    if saved is None:
-        return 0 if report.agreed else 1
-    lines, held = compare(saved, report.ours)
-    print(*lines, sep="\n")
+    held = saved is None or compare(saved, report.ours)
     return 0 if report.agreed and held else 1
 
 
@@ -120,11 +119,22 @@ class Session:
             self._console.width = 120
         self._began = time.perf_counter()
 
-    def start(self, kind: str, *given: Any, uses_jax: bool = True) -> Alone | Here:
-        """Starts the side that "module:name" makes of `given`; where it needs no JAX, its JAX gets no GPU."""
-        if not self.alone:
-            return Here(kind, *given)
-        return Alone(kind, *given, environment=side_environment(self.device, uses_jax=uses_jax))
+    @contextmanager
+    def sides(self, kinds: Mapping[str, tuple[Any, ...]]) -> "Iterator[dict[str, Alone | Here]]":
+        """Starts the side that each "module:name" makes of what stands behind it, and ends all at last."""
+        started: dict[str, Alone | Here] = {}
+        try:
+            for name, (kind, *given) in kinds.items():
+                if self.alone:
+                    uses_jax = not kind.startswith((HUGGING_FACE, REFERENCE))
+                    environment = side_environment(self.device, uses_jax=uses_jax)
+                    started[name] = Alone(kind, *given, environment=environment)
+                else:
+                    started[name] = Here(kind, *given)
+            yield started
+        finally:
+            for side in started.values():
+                side.close()
 
     def chosen(self, cases: Sequence[Any]) -> Sequence[Any]:
         """Picks the cases that `--model` names. Raises InputError for a name that none has."""
@@ -146,12 +156,14 @@ class Session:
         from rich.table import Table
 
         machine = describe_machine(self.device)
-        notes = [*found.notes, *_machine_notes(machine)]
+        notes = [*found.notes]
+        if self.device == "cpu" and machine.vendor == "AuthenticAMD":
+            notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on some of them.")
         seconds = time.perf_counter() - self._began
-        measured = {"benchmark": self.name, "machine": machine.as_dict(), "ours": found.ours, **found.figures}
-        report = {**measured, "notes": notes, "seconds": seconds}
+        measured = {"benchmark": self.name, "machine": vars(machine), "ours": found.ours, **found.figures}
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        self.out.write_text(json.dumps(report, indent=1, allow_nan=False) + "\n")
+        report = json.dumps({**measured, "notes": notes, "seconds": seconds}, indent=1, allow_nan=False)
+        self.out.write_text(report + "\n")
         versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
         self._console.print(f"\nmeasured on {machine}; device: {machine.device}; {versions}", highlight=False)
         for item in (*found.shown, "", *(f"- {note}" for note in notes)):
@@ -165,7 +177,8 @@ class Session:
 def side_environment(device: str, *, uses_jax: bool = True) -> dict[str, str]:
     """The variables that a side's process begins with: full float32, no caches of compiled programs, all cores.
 
-    On the processor all sides alike have huge pages, which make PyTorch faster too.
+    On the processor all sides alike have huge pages, which make PyTorch faster too. Where a side needs no JAX, its JAX
+    gets no GPU.
     """
     general = {
         "HF_HUB_OFFLINE": "1",
@@ -181,31 +194,34 @@ def side_environment(device: str, *, uses_jax: bool = True) -> dict[str, str]:
     return general | precise | {"JAX_PLATFORMS": "cuda,cpu" if uses_jax else "cpu"}
 
 
-def by_turns(
-    names: Sequence[str], rounds: int, measure: Callable[[str], Any], *, seconds: float = math.inf
-) -> dict[str, list[Any]]:
-    """Measures each name in turn, A B A B, so that a slow minute of the machine strikes all alike.
+def by_turns(calls: Mapping[str, Callable[[], Any]], rounds: int, *, seconds: float = math.inf) -> dict[str, list[Any]]:
+    """Calls each in turn, A B A B, so that a slow minute of the machine strikes all alike; returns all answers.
 
     After `seconds` no round begins beyond the second: a busy machine must not take hours.
     """
-    found: dict[str, list[Any]] = {name: [] for name in names}
+    found: dict[str, list[Any]] = {name: [] for name in calls}
     began = time.perf_counter()
     for turn in range(rounds):
         if turn >= 2 and time.perf_counter() - began > seconds:
             break
-        for name in names:
-            found[name].append(measure(name))
+        for name, call in calls.items():
+            found[name].append(call())
     return found
-
-
-def gathered(turns: Sequence[Mapping[str, list[float]]]) -> dict[str, list[float]]:
-    """Joins the figures of several turns into one list for each name."""
-    return {name: [figure for turn in turns for figure in turn[name]] for name in turns[0]}
 
 
 def spread(numbers: Sequence[float]) -> dict[str, float]:
     """Sums up several measurements of one thing: median, low, high."""
     return {"median": statistics.median(numbers), "low": min(numbers), "high": max(numbers)}
+
+
+def spreads(turns: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
+    """Sums up several measurements of the same things, each by its name."""
+    return {name: spread([turn[name] for turn in turns]) for name in turns[0]}
+
+
+def peaks(side: Alone | Here) -> dict[str, int | None]:
+    """The most bytes that a side's process has held so far, and those on its accelerator."""
+    return {name: side.call(name) for name in ("peak_memory", "device_memory")}
 
 
 def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], bold: str | None = None) -> Any:
@@ -232,9 +248,9 @@ def milliseconds(spread: Mapping[str, float], digits: int = 2) -> str:
     return show(spread, digits, 1000)
 
 
-def megabytes(host: int, device: int | None) -> str:
-    """Shows what a process held, beside what was held on an accelerator: "123 + 456"."""
-    return f"{host / 1e6:.0f}" if device is None else f"{host / 1e6:.0f} + {device / 1e6:.0f}"
+def megabytes(side: Mapping[str, Any]) -> str:
+    """Shows the `peaks` of a side: what its process held, and beside it what was held on an accelerator."""
+    return " + ".join(f"{side[name] / 1e6:.0f}" for name in ("peak_memory", "device_memory") if side[name] is not None)
 
 
 def other_work(name: str, share: float | None) -> list[str]:
@@ -243,12 +259,3 @@ def other_work(name: str, share: float | None) -> list[str]:
         return []
     warning = "; too much to compare times, and PyTorch suffers most" if share > _QUIET else ""
     return [f"{name}: {share:.0%} of the processors' time went to other work{warning}"]
-
-
-def _machine_notes(machine: Machine) -> list[str]:
-    if machine.device != "cpu":
-        return []
-    notes = ["On the processor every side has the allocator settings of jax_tformer.startup."]
-    if machine.vendor == "AuthenticAMD":
-        notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on some of them.")
-    return notes

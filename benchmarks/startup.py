@@ -1,18 +1,17 @@
 """From the command to the first training step: `python -m benchmarks.startup [--all] [--text FILE] [--quick]`."""
 
-import json
 import os
 import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
 
-from benchmarks.session import Options, Report, Session, by_turns, make_table, other_work, run_benchmark, show, spread
+from benchmarks.session import Options, Report, Session, by_turns, make_table, other_work, run_benchmark, show, spreads
 from twin.machine import Neighbours
 from twin.sides import SideFailed
 
@@ -25,7 +24,6 @@ TINY = (
 """A python-docs of no size."""
 COLD, WARM, TORCH = "cold", "warm", "torch"
 """An empty cache of compiled programs; that of the run before; PyTorch instead."""
-_SMALL = {"nothing": ["-c", "pass"], "help": ["train.py", "--help"]}
 _NOTES = (
     "Seconds, median of the turns (cold, warm, torch, ...), in brackets min..max. cold: a fresh "
     "folder for what JAX compiles; warm: the same command again. first step: from the command until metrics.jsonl has "
@@ -58,114 +56,85 @@ def _measure(session: Session) -> Report:
     if session.options.text is not None:
         experiments["shakespeare-char"] = ["--data.path", str(session.options.text)]
     rounds, others = session.rounds(1 if session.quick else 2), Neighbours()
-    found: dict[str, dict[str, Any]] = {}
-    with tempfile.TemporaryDirectory() as temporary:
-        programs = Programs(Path(temporary), session.device)
-        session.say("an interpreter that does nothing; train.py --help ...")
-        alone = by_turns([*_SMALL], max(rounds, 3), programs.small)
-        for name, flags in experiments.items():
-            session.say(f"{name}: cold, warm, torch, by turns ...")
-            turns = by_turns([COLD, WARM, TORCH], rounds, partial(programs.first_step, name, flags))
-            found[name] = {
-                kind: {figure: spread([turn[figure] for turn in taken]) for figure in taken[0]}
-                for kind, taken in turns.items()
-            }
-            for kind in (COLD, WARM):
-                ratio = found[name][kind]["first_step"]["median"] / found[name][TORCH]["first_step"]["median"]
-                found[name][f"{kind}_over_torch"] = ratio
-    nothing, help_page = (spread(seconds) for seconds in alone.values())
-    figures: dict[str, Any] = {
-        "nothing_seconds": nothing,
-        "help_seconds": help_page,
-        "experiments": found,
-        "other_work": others.share(),
-    }
-    tiny = ", tiny" if session.quick else ""
-    ours = {f"{name}{tiny}, {kind}": found[name][kind]["first_step"] for name in found for kind in (COLD, WARM)}
+    session.say("an interpreter that does nothing; train.py --help ...")
+    small = {"nothing": ["-c", "pass"], "help": ["train.py", "--help"]}
+    calls = {name: partial(time_programs, [command], session.device) for name, command in small.items()}
+    alone = {name: spreads(taken)["whole"] for name, taken in by_turns(calls, max(rounds, 3)).items()}
+    found = {}
+    for name, flags in experiments.items():
+        session.say(f"{name}: cold, warm, torch, by turns ...")
+        with tempfile.TemporaryDirectory() as folder:
+            starts = Starts(Path(folder), session.device, [name, *_SHORT.split(), *flags])
+            turns = by_turns({kind: partial(starts.take, kind) for kind in (COLD, WARM, TORCH)}, rounds)
+        found[name] = {kind: spreads(taken) for kind, taken in turns.items()}
     rows = []
     for name, kinds in found.items():
-        for kind in (COLD, WARM):
-            cells = show(kinds[kind]["first_step"]), show(kinds[kind]["whole"]), f"{kinds[f'{kind}_over_torch']:.2f}"
-            rows.append([f"{name}, {kind}", *cells])
-        rows.append([f"{name}, torch", show(kinds[TORCH]["first_step"]), "", "1.00"])
+        for kind, taken in kinds.items():
+            over_torch = taken["first_step"]["median"] / kinds[TORCH]["first_step"]["median"]
+            whole = "" if kind == TORCH else show(taken["whole"])
+            rows.append([f"{name}, {kind}", show(taken["first_step"]), whole, f"{over_torch:.2f}"])
+    share, tiny = others.share(), ", tiny" if session.quick else ""
+    nothing, help_page = (show(alone[name]) for name in small)
     shown = [
-        f"\npython train.py --help: {show(help_page)} s; an interpreter that does nothing: {show(nothing)} s",
+        f"\npython train.py --help: {help_page} s; an interpreter that does nothing: {nothing} s",
         make_table("from the command to the first step", ["", "first step s", "whole command s", "times torch"], rows),
-        *other_work("all of it", figures["other_work"]),
+        *other_work("all of it", share),
     ]
-    return Report(figures, ours, shown, _NOTES)
+    ours = {f"{name}{tiny}, {kind}": found[name][kind]["first_step"] for name in found for kind in (COLD, WARM)}
+    return Report({**alone, "experiments": found, "other_work": share}, ours, shown, _NOTES)
 
 
-def wait_for_end(run: Path, processes: Sequence[subprocess.Popen[str]], began: float) -> float | None:
-    """Waits until all have ended; returns the seconds from `began` until the metrics.jsonl of `run` had a line."""
-    metrics, first = run / "metrics.jsonl", None
-    while any(process.poll() is None for process in processes):
-        if first is None and metrics.exists() and metrics.stat().st_size:
-            first = time.perf_counter() - began
-        time.sleep(0.005)
-    return first
+class Starts:
+    """Short runs of one experiment, each in a fresh folder."""
+
+    def __init__(self, folder: Path, device: str, arguments: Sequence[str]) -> None:
+        self._folder, self._device, self._arguments = folder, device, arguments
+        self._run = self._cache = folder
+
+    def take(self, kind: str) -> dict[str, float]:
+        """The seconds of train.py, "cold" or "warm"; or in "torch", of one step of the model of the run before."""
+        run = Path(tempfile.mkdtemp(dir=self._folder)) / "run"
+        if kind == TORCH:
+            config, device = str(self._run / "config.json"), "cuda" if self._device == "gpu" else self._device
+            command = ["-m", "benchmarks.first_torch_step", config, device, str(run)]
+        else:
+            command = ["train.py", *self._arguments, "--run", str(run)]
+            self._run, self._cache = run, run.parent if kind == COLD else self._cache
+        return time_programs([command], self._device, {"XDG_CACHE_HOME": str(self._cache)}, run)
 
 
-class Programs:
-    """Fresh processes, each timed from the command on."""
+def time_programs(
+    commands: Sequence[Sequence[str]], device: str, extra: Mapping[str, str] = {}, run: Path | None = None
+) -> dict[str, float]:
+    """Runs programs of Python side by side, with `extra` variables: seconds until all had ended, the "whole".
 
-    def __init__(self, folder: Path, device: str) -> None:
-        self._folder, self._runs, self._caches = folder, 0, 0
-        kept = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
-        kept |= {"JAX_PLATFORMS": "cpu" if device == "cpu" else "cuda,cpu", "PYTHONPATH": str(_ROOT)}
-        self._environment, self._device = kept, "cuda" if device == "gpu" else device
-
-    def small(self, which: str) -> float:
-        """Seconds of an interpreter that does "nothing", or of train.py's "help"."""
-        began = time.perf_counter()
-        self._run(_SMALL[which])
-        return time.perf_counter() - began
-
-    def first_step(self, experiment: str, flags: Sequence[str], kind: str) -> dict[str, float]:
-        """A short run of train.py, "cold" or "warm"; or in "torch", one step of the model of the run before."""
-        return self._torch() if kind == TORCH else self._train(experiment, flags, kind)
-
-    def _train(self, experiment: str, flags: Sequence[str], kind: str) -> dict[str, float]:
-        """Its first step is over when metrics.jsonl has a line."""
-        began = time.perf_counter()
-        self._runs += 1
-        self._caches += kind == COLD
-        run, cache = self._folder / f"run{self._runs}", self._folder / f"cache{self._caches}"
-        arguments = ["train.py", experiment, *_SHORT.split(), *flags, "--run", str(run)]
-        with self.start(arguments, {"XDG_CACHE_HOME": str(cache)}) as process:
-            first = wait_for_end(run, [process], began)
-            whole = time.perf_counter() - began
-            self.require_success(process, arguments)
-        summary = json.loads((run / "summary.json").read_text())
-        assert first is not None
-        return {"first_step": first, "own_first_step": summary["seconds_to_first_step"], "whole": whole}
-
-    def _torch(self) -> dict[str, float]:
-        """The first step of torch_ref's Trainer with the model of the run before, on random ids."""
-        began, config = time.perf_counter(), self._folder / f"run{self._runs}" / "config.json"
-        found = json.loads(self._run(["-m", "benchmarks.first_torch_step", str(config), self._device]))
-        # Less what the process took to end.
-        return {"first_step": time.perf_counter() - began - (time.time() - found.pop("at")), **found}
-
-    def start(self, arguments: Sequence[str], extra: dict[str, str]) -> subprocess.Popen[str]:
-        """Starts a program of Python; what it says is kept for `require_success`."""
-        with (self._folder / "output").open("w") as output:
-            command, environment = [sys.executable, *arguments], self._environment | extra
-            return subprocess.Popen(
-                command, cwd=_ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT, text=True
+    With `run`, also until its metrics.jsonl had a line: the "first_step". Raises SideFailed, with the last line that it
+    said, if a program failed.
+    """
+    environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
+    environment |= {"JAX_PLATFORMS": "cpu" if device == "cpu" else "cuda,cpu", "PYTHONPATH": str(_ROOT), **extra}
+    found, began = dict[str, float](), time.perf_counter()
+    with ExitStack() as stack:
+        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
+        programs = [
+            stack.enter_context(
+                subprocess.Popen(
+                    [sys.executable, *command], cwd=_ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
+                )
             )
-
-    def _run(self, arguments: Sequence[str]) -> str:
-        with self.start(arguments, {}) as process:
-            process.wait()
-            return self.require_success(process, arguments)
-
-    def require_success(self, process: subprocess.Popen[str], arguments: Sequence[str]) -> str:
-        """Returns what a program that has ended said; raises SideFailed, with the last line, if it failed."""
-        told = (self._folder / "output").read_text()
-        if process.returncode:
-            raise SideFailed(f"{' '.join(arguments[:2])}: {(told.strip().splitlines() or [''])[-1]}")
-        return told
+            for command, output in zip(commands, outputs, strict=True)
+        ]
+        while any(program.poll() is None for program in programs):
+            if run and not found and (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size:
+                found["first_step"] = time.perf_counter() - began
+            time.sleep(0.005)
+        found["whole"] = time.perf_counter() - began
+        for program, command, output in zip(programs, commands, outputs, strict=True):
+            if program.returncode:
+                output.seek(0)
+                said = output.read().strip().splitlines() or [""]
+                raise SideFailed(f"{' '.join(command[:2])}: {said[-1]}")
+    return found
 
 
 if __name__ == "__main__":

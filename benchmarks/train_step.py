@@ -2,26 +2,27 @@
 
 import sys
 from collections.abc import Mapping, Sequence
+from functools import partial
 from typing import Any
 
-from benchmarks.bounds import Shape, best_way, measured_by, training_flops
+from benchmarks.bounds import Shape, fastest
 from benchmarks.session import (
     ModelOptions,
     Report,
     Session,
     by_turns,
-    gathered,
     make_table,
     megabytes,
     milliseconds,
     other_work,
+    peaks,
     run_benchmark,
     spread,
 )
 from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE
 from benchmarks.training_cases import TOLERANCE, TrainingCase, cases
 from twin.machine import Neighbours
-from twin.sides import Alone, Here, SideFailed
+from twin.sides import Alone, Here, SideFailed, StepFigures
 
 _NOTES = (
     "ms a step: median of all steps (A B A B), in brackets min..max; forward, backward, clipping and AdamW, each step "
@@ -32,9 +33,11 @@ _NOTES = (
     "attention counted half). x own: the same by the fastest product of the side's own library, JAX or torch. The "
     "products are measured between the turns.",
     "MB: the most that the side's process held from the first step on, compiler and libraries included (+ what was "
-    "allocated on the accelerator). first s: the first step, compilation included.",
+    "allocated on the accelerator); on the processor all sides have huge pages. first s: the first step, with its "
+    "compilation.",
 )
-_PRODUCTS = "products"
+_OURS, _THEIRS, _COMPILED, _PRODUCTS = "jax_tformer", "torch_ref", ", torch.compile", "products"
+_OWN_WEIGHTS = "BART (HF), own weights"
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -43,89 +46,25 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _measure(session: Session) -> Report:
-    found = [_measure_case(case, session) for case in session.chosen(cases(session.device, quick=session.quick))]
-    shown = [item for case in found for item in _shown(case)]
-    ours = {case["name"]: case["sides"]["ours"]["step_seconds"] for case in found}
-    return Report({"cases": found}, ours, shown, _NOTES, all(case["agreed"] for case in found))
+    chosen = session.chosen(cases(session.device, quick=session.quick))
+    found = {case.name: _measure_case(case, session) for case in chosen}
+    shown = [item for name, case in found.items() for item in _shown(name, case)]
+    ours = {name: case["sides"][_OURS]["step_seconds"] for name, case in found.items()}
+    return Report({"cases": found}, ours, shown, _NOTES, all(case["agreed"] for case in found.values()))
 
 
-def _measure_case(case: TrainingCase, session: Session) -> dict[str, Any]:
-    """Trains all sides of a case by turns, and multiplies matrices between; without torch.compile where it is quick."""
-    session.say(f"{case.name} ...")
-    others, absent, rounds = Neighbours(), dict[str, str](), session.rounds(case.rounds)
-    products = session.start("benchmarks.bounds:Products", session.device, *_products(case, session))
-    sides = _start(case, session)
-    try:
-        first = _first_steps(case, sides, absent, session)
-        turns = by_turns(
-            [*first, _PRODUCTS],
-            rounds,
-            lambda name: products.call("measure") if name == _PRODUCTS else _turn(sides[name], case.steps),
-        )
-        rates = gathered(turns.pop(_PRODUCTS))
-        figures = {}
-        for name, taken in turns.items():
-            step = spread([seconds for _, turn in taken for seconds in turn])
-            figures[name] = {
-                "label": _label(case, name),
-                "step_seconds": step,
-                "steps": rounds * case.steps,
-                "tokens_per_second": case.shape.tokens / step["median"],
-                "first_step_seconds": first[name][0],
-                "compile_seconds": max(first[name][0] - step["median"], 0.0),
-                "peak_memory": sides[name].call("peak_memory"),
-                "device_memory": sides[name].call("device_memory"),
-                # Of the first step, and of the one after it.
-                "losses": [first[name][1], taken[0][0]],
-            }
-    finally:
-        for side in (*sides.values(), products):
-            side.close()
-    return {**_compared(case, figures, rates), "absent": absent, "other_work": others.share()}
-
-
-def _start(case: TrainingCase, session: Session) -> dict[str, Alone | Here]:
+def _kinds(case: TrainingCase, session: Session) -> dict[str, tuple[Any, ...]]:
+    """The sides of a case, without torch.compile where it is quick, and what multiplies matrices between them."""
     given = (case.config, case.shape, session.device)
-    kinds: dict[str, tuple[Any, ...]] = {"ours": (OURS,), "reference": (REFERENCE,)}
-    if not session.quick:
-        kinds["reference compiled"] = (REFERENCE, True)
-    kinds["hugging face"] = (HUGGING_FACE,)
-    if not session.quick and session.device == "gpu":
-        kinds["hugging face compiled"] = (HUGGING_FACE, True)
-    return {
-        name: session.start(f"{module}:training", *given, *compiled, uses_jax=module == OURS)
-        for name, (module, *compiled) in kinds.items()
-    }
-
-
-def _first_steps(
-    case: TrainingCase, sides: Mapping[str, Alone | Here], absent: dict[str, str], session: Session
-) -> dict[str, tuple[float, float]]:
-    """Takes the first step of every side that can train at all; returns its seconds and its loss."""
-    first = {}
-    # First of all, every side is made: what takes the processors meanwhile must not count as compilation.
-    for method, *given in (("device_memory",), ("steps", 1)):
-        for name, side in sides.items():
-            if name in absent:
-                continue
-            try:
-                found = side.call(method, *given)
-            except SideFailed as error:
-                if name == "ours":
-                    raise
-                absent[name] = str(error)
-                continue
-            if given:
-                first[name] = found[0], side.call("loss")
-                session.say(f"  {_label(case, name)}: the first step took {found[0]:.1f} s")
-    return first
-
-
-def _turn(side: Alone | Here, steps: int) -> tuple[float, list[float]]:
-    """Takes one step that does not count, then `steps` that do. Returns the first's loss, the others' seconds."""
-    # The first one finds caches cold and memory handed back, as no step does that follows another.
-    side.call("steps", 1)
-    return side.call("loss"), side.call("steps", steps)
+    theirs, compiled = _OWN_WEIGHTS if case.shape.source else "HF", not session.quick
+    kinds: dict[str, tuple[Any, ...]] = {_OURS: (f"{OURS}:training", *given)}
+    kinds[_THEIRS] = (f"{REFERENCE}:training", *given)
+    if compiled:
+        kinds[_THEIRS + _COMPILED] = (f"{REFERENCE}:training", *given, True)
+    kinds[theirs] = (f"{HUGGING_FACE}:training", *given)
+    if compiled and session.device == "gpu":
+        kinds[theirs + _COMPILED] = (f"{HUGGING_FACE}:training", *given, True)
+    return kinds | {_PRODUCTS: ("benchmarks.bounds:Products", session.device, *_products(case, session))}
 
 
 def _products(case: TrainingCase, session: Session) -> tuple[tuple[Shape, ...], tuple[str, ...]]:
@@ -137,35 +76,71 @@ def _products(case: TrainingCase, session: Session) -> tuple[tuple[Shape, ...], 
     return shapes, ("float32",) if session.device == "cpu" else ("bfloat16", "float32")
 
 
-def _compared(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: dict[str, list[float]]) -> dict[str, Any]:
+def _measure_case(case: TrainingCase, session: Session) -> dict[str, Any]:
+    """Trains all sides of a case by turns."""
+    session.say(f"{case.name} ...")
+    others, absent = Neighbours(), dict[str, str]()
+    with session.sides(_kinds(case, session)) as sides:
+        products = sides.pop(_PRODUCTS)
+        first = _first_steps(sides, absent)
+        # A turn's first step finds caches cold and memory handed back, as no step does that follows another.
+        calls = {name: partial(sides[name].call, "steps", 1 + case.steps) for name in first}
+        turns = by_turns(calls | {_PRODUCTS: partial(products.call, "measure")}, session.rounds(case.rounds))
+        rates = turns.pop(_PRODUCTS)
+        figures = {name: _figures(case, first[name], taken) | peaks(sides[name]) for name, taken in turns.items()}
+    return {**_compare(case, figures, rates), "absent": absent, "other_work": others.share()}
+
+
+def _first_steps(sides: Mapping[str, Alone | Here], absent: dict[str, str]) -> dict[str, StepFigures]:
+    """Takes the first step of every side that can train at all; why others cannot goes to `absent`."""
+    found: dict[str, Any] = {}
+    # First of all, every side is made: what takes the processors meanwhile must not count as compilation.
+    for call in (("device_memory",), ("steps", 1)):
+        for name in sides.keys() - absent.keys():
+            try:
+                found[name] = sides[name].call(*call)
+            except SideFailed as error:
+                if name == _OURS:
+                    raise
+                absent[name] = str(error)
+    return {name: found[name][0] for name in sides if name not in absent}
+
+
+def _figures(case: TrainingCase, first: StepFigures, turns: list[list[StepFigures]]) -> dict[str, Any]:
+    step = spread([taken.seconds for turn in turns for taken in turn[1:]])
+    return {
+        "step_seconds": step,
+        "tokens_per_second": case.shape.tokens / step["median"],
+        "first_step_seconds": first.seconds,
+        # Of the first step, and of the one after it.
+        "losses": [first.loss, turns[0][0].loss],
+    }
+
+
+def _compare(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: list[dict[str, float]]) -> dict[str, Any]:
     """Sets the sides beside the floor and the faster reference, and their losses beside ours."""
+    from jax_tformer.training.work import training_flops
+
     compute, flops = case.config.compute.dtype, training_flops(case.config, *case.shape)
-    usable = measured_by(rates, compute)
-    way, rate = best_way(usable)
-    own = {library: best_way(measured_by(usable, library)) for library in ("jax", "torch")}
-    floor = flops.needed / rate
-    references = {name: side["step_seconds"]["median"] for name, side in sides.items() if name.startswith("reference")}
-    faster = min(references, key=references.__getitem__, default=None)
+    products = {library: fastest(rates, library, compute) for library in ("jax", "torch")}
+    floor = flops.needed / max(way.rate for way in products.values())
+    medians = {name: side["step_seconds"]["median"] for name, side in sides.items()}
+    faster = min((name for name in sides if name.startswith(_THEIRS)), key=medians.__getitem__, default=None)
     for name, side in sides.items():
-        median = side["step_seconds"]["median"]
-        reference = None if faster is None else references[faster] / median
-        _, own_rate = own["jax" if name == "ours" else "torch"]
-        side |= {"times_floor": median / floor, "times_reference": reference}
-        side["times_own_floor"] = median * own_rate / flops.needed
+        own = products["jax" if name == _OURS else "torch"]
+        side["times_floor"] = medians[name] / floor
+        side["times_own_floor"] = medians[name] * own.rate / flops.needed
+        side["times_reference"] = None if faster is None else medians[faster] / medians[name]
+    ours = sides[_OURS]["losses"]
     disagreement = {
-        name: max(abs(x - y) / abs(y) for x, y in zip(side["losses"], sides["ours"]["losses"], strict=True))
+        name: max(abs(x - y) / abs(y) for x, y in zip(side["losses"], ours, strict=True))
         for name, side in sides.items()
-        if name != "ours" and not _own_weights(case, name)
+        if name != _OURS and not name.startswith(_OWN_WEIGHTS)
     }
     return {
         "model": case.model,
-        "name": case.name,
-        "shape": case.shape._asdict(),
-        "tokens": case.shape.tokens,
-        "dtype": compute,
         "flops": {**flops._asdict(), "needed": flops.needed},
-        "products": {"operations_per_second": rate, "way": way, "ways": rates},
-        "own_products": {name: {"way": way, "operations_per_second": rate} for name, (way, rate) in own.items()},
+        "products": {library: way._asdict() for library, way in products.items()},
         "floor_seconds": floor,
         "faster_reference": faster,
         "sides": sides,
@@ -175,46 +150,32 @@ def _compared(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: dict[
     }
 
 
-def _own_weights(case: TrainingCase, name: str) -> bool:
-    return case.shape.source > 0 and name.startswith("hugging face")
-
-
-def _label(case: TrainingCase, name: str) -> str:
-    theirs = "BART (HF), own weights" if _own_weights(case, name) else "HF"
-    labels = {"ours": "jax_tformer", "reference": "torch_ref", "hugging face": theirs}
-    return labels[name.removesuffix(" compiled")] + (", torch.compile" if name.endswith(" compiled") else "")
-
-
-def _shown(case: Mapping[str, Any]) -> list[Any]:
+def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
+    """The table of a case, and lines below it."""
     from rich.markup import escape
 
-    rows = []
-    for side in case["sides"].values():
-        speed = side["times_reference"]
-        row = [
-            side["label"],
+    rows = [
+        [
+            label,
             milliseconds(side["step_seconds"], 1),
             f"{side['tokens_per_second']:.0f}",
             f"{side['first_step_seconds']:.1f}",
-            megabytes(side["peak_memory"], side["device_memory"]),
+            megabytes(side),
             f"{side['times_floor']:.2f}",
             f"{side['times_own_floor']:.2f}",
-            "" if speed is None else f"{speed:.2f}",
+            "" if side["times_reference"] is None else f"{side['times_reference']:.2f}",
         ]
-        rows.append(row)
-    rate, flops = case["products"], case["flops"]
+        for label, side in case["sides"].items()
+    ]
+    flops, faster = case["flops"], case["faster_reference"]
+    products = [f"{way['rate'] / 1e9:.1f} GFLOP/s ({way['name']})" for way in case["products"].values()]
     lines = [
         f"floor: {1000 * case['floor_seconds']:.1f} ms/step for {flops['needed'] / 1e9:.1f} GFLOP "
-        f"({flops['attention'] / flops['needed']:.0%} of it attention) at "
-        f"{rate['operations_per_second'] / 1e9:.1f} GFLOP/s ({rate['way']})",
-        "the fastest product of each library: "
-        + "; ".join(
-            f"{own['operations_per_second'] / 1e9:.1f} GFLOP/s ({own['way']})" for own in case["own_products"].values()
-        ),
+        f"({flops['attention'] / flops['needed']:.0%} of it attention) by the faster of the libraries",
+        f"the fastest product of each library: {'; '.join(products)}",
     ]
-    if case["faster_reference"] is not None:
-        ratio = case["sides"]["ours"]["times_reference"]
-        faster = case["sides"][case["faster_reference"]]["label"]
+    if faster is not None:
+        ratio = case["sides"][_OURS]["times_reference"]
         lines.append(f"[bold]{ratio:.2f} times as fast as the faster reference ({faster})[/bold]")
     lines += [f"{name} is absent: {escape(reason)}" for name, reason in case["absent"].items()]
     verdict = "the same losses" if case["agreed"] else "LOSSES DISAGREE"
@@ -222,7 +183,7 @@ def _shown(case: Mapping[str, Any]) -> list[Any]:
     lines.append(f"{verdict} in the first two steps: relative distance from ours {apart}")
     lines += other_work(case["model"], case["other_work"])
     columns = ("", "ms a step", "tokens/s", "first s", "MB", "x floor", "x own", "speed")
-    return [make_table(case["name"], columns, rows, "jax_tformer"), *(f"  {line}" for line in lines)]
+    return [make_table(name, columns, rows, _OURS), *(f"  {line}" for line in lines)]
 
 
 if __name__ == "__main__":

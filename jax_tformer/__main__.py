@@ -33,8 +33,7 @@ def main() -> None:
     def program(arguments: Sequence[str]) -> int:
         require(name in PROGRAMS, f"there is no program {name!r}; expected one of {', '.join(PROGRAMS)}")
         # Imported here, so that `run_program` also handles a Ctrl-C during the import.
-        status: int = import_module(PROGRAMS[name][0]).main(arguments)
-        return status
+        return import_module(PROGRAMS[name][0]).main(arguments)
 
     smaller = SMALLER_ANSWERS if name == "generate" else SMALLER_TRAINING
     run_program(program, sys.argv[0] if name in PROGRAMS else "jax-tformer", smaller=smaller)

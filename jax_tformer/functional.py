@@ -72,16 +72,14 @@ class Transformer(Generic[Model]):
 
     def init(self, key: Key[Array, ""]) -> Params:
         """Draws new parameters; on one platform, the same key gives the same bits."""
-        params: Params = jax.jit(self._init)(key)
-        return params
+        return jax.jit(self._init)(key)
 
     def bind(self, params: Params) -> Model:
         """Returns the Flax module with these parameters, to call it or its parts by name."""
         return nnx.merge(self._graph, params)
 
     def _init(self, key: Key[Array, ""]) -> Params:
-        params: Params = traverse_util.unflatten_dict(draw(key, self._declared), sep=".")
-        return params
+        return traverse_util.unflatten_dict(draw(key, self._declared), sep=".")
 
     def _bind(self, params: Params, ids: Array, **marks: Array | None) -> Model:
         """Binds parameters with stacked layers; `marks` must have the shape of `ids`, and None is left out."""

@@ -43,8 +43,7 @@ class Adapter(nnx.Module):
         x = self.dropout(x, dropout_key)
         narrow = checkpoint_name(x @ self.a[...].reshape(-1, self.rank).astype(x.dtype), PROJECTION)
         wide = narrow @ self.b[...].reshape(self.rank, -1).astype(x.dtype)
-        scaled: Array = wide.astype(accumulator(x.dtype)) * self.scale
-        return scaled
+        return wide.astype(accumulator(x.dtype)) * self.scale
 
 
 def adapter(
@@ -75,8 +74,7 @@ def join_adapters(trained: "Params", frozen: "Params") -> "Params":
     if not frozen:
         return trained
     flat = traverse_util.flatten_dict(trained) | traverse_util.flatten_dict(frozen)
-    params: Params = traverse_util.unflatten_dict(flat)
-    return params
+    return traverse_util.unflatten_dict(flat)
 
 
 def trained(params: "Params") -> "Params":

@@ -111,8 +111,7 @@ def rematerialize(layer: Callable[Inputs, Output], remat: Remat) -> Callable[Inp
     )
     # prevent_cse would keep the compiler from merging both computations, which the loop of the scan already does.
     policy = None if remat == "full" else products
-    again: Callable[Inputs, Output] = jax.checkpoint(layer, prevent_cse=False, policy=policy)
-    return again
+    return jax.checkpoint(layer, prevent_cse=False, policy=policy)
 
 
 def _is_cudnn_attention(primitive: Primitive, *_: object, **__: object) -> bool:

@@ -127,7 +127,7 @@ def parse(
         description = f"{description}\n\nShort names: {meanings}."
     try:
         with contextlib.redirect_stderr(told):
-            found: C = tyro.cli(
+            return tyro.cli(
                 kind,
                 prog=prog,
                 description=description,
@@ -136,7 +136,6 @@ def parse(
                 registry=_ways_to_write(),
                 **extra,
             )
-            return found
     except SystemExit as error:
         if not error.code:
             raise

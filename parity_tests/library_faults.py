@@ -11,10 +11,9 @@ from jax_tformer.cache import Cache, KeyValue
 from jax_tformer.decoding import loop, sampling
 from jax_tformer.decoding.sampling import History
 from jax_tformer.hub import names
-from jax_tformer.model import attention, blocks, embedding, layers
+from jax_tformer.model import attention, blocks, embedding, fast, layers
 from jax_tformer.model.attention import Attention
 from jax_tformer.model.blocks import Stack
-from jax_tformer.model.fast import rows
 from jax_tformer.model.layers import Norm
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import accumulator
@@ -121,10 +120,9 @@ def hope_again(right, rules, beams, *rest):
     return right(rules, beams._replace(improvable=jnp.ones_like(beams.improvable)), *rest)
 
 
-def said_by_another(right, prompts, tokens, length):
+def said_by_another(right, history, token):
     """What another beam has said last counts as said by this one."""
-    said = jnp.arange(tokens.shape[2]) == length - 1
-    return right(prompts, jnp.where(said, jnp.roll(tokens, 1, axis=1), tokens), length)
+    return right(history, jnp.roll(token, 1))
 
 
 def one_more_before_the_end(right, scores, rules, place):
@@ -163,7 +161,7 @@ BLOCKS = (
 """Gates 1 and 2."""
 ONE_PASS = call_fault("LayerNorm: one-pass variance", Norm, "__call__", one_pass_variance)
 """Gate 3."""
-NARROW_SOFTMAX = call_fault("softmax computed in bfloat16", rows, "accumulator", no_higher)
+NARROW_SOFTMAX = call_fault("softmax computed in bfloat16", fast, "accumulator", no_higher)
 NARROW_WEIGHTS = call_fault("captured weights computed in bfloat16", attention, "accumulator", no_higher)
 NARROW_ANGLES = call_fault("rotary angles computed in bfloat16", blocks, "rotary_angles", narrow_where(lambda *_: True))
 """Gate 4."""
@@ -243,7 +241,7 @@ BEAMS = (
         lambda right, rules, made, limits: right(rules, made + 1, limits),
     ),
     call_fault("beams: a lost hope comes back", loop, "_extend_beams", hope_again),
-    call_fault("beams: tokens seen by another beam", loop, "_history", said_by_another),
+    call_fault("beams: tokens seen by another beam", History, "append", said_by_another),
 )
 """Gate 8."""
 CHOICES = (

@@ -9,9 +9,8 @@ import jax.numpy as jnp
 
 from jax_tformer import cache
 from jax_tformer.config import StackConfig
-from jax_tformer.model import masks
+from jax_tformer.model import fast, masks
 from jax_tformer.model.blocks import Block, Stack
-from jax_tformer.model.fast import rows
 from jax_tformer.model.masks import Mask
 from parity_tests.faults import call_fault
 from parity_tests.library_faults import cached_masks
@@ -130,4 +129,4 @@ CACHED = (
 
 def blocks_of_four():
     """Inside, attention is in blocks of 4 queries: short sequences would otherwise fit into one block."""
-    return patch.object(rows, "block_length", lambda length: 4)
+    return patch.object(fast, "block_length", lambda length: 4)

@@ -22,7 +22,7 @@ from twin import compare, side_by_side
 from twin.jax_side import JaxSide
 from twin.options import read_plan
 from twin.progress import LiveView
-from twin.report import FILES
+from twin.report_page import FILES
 from twin.side_by_side import SAME, Batches, Needs, measure_alone
 from twin.torch_side import TorchSide
 
@@ -161,7 +161,7 @@ def test_a_fault_of_the_model_is_found_where_it_is(run, monkeypatch):
 def test_other_shapes_stop_at_once(run, monkeypatch):
     planted(monkeypatch, {"head_bias": True}, {})
     printed = run(*QUICK, "--steps", "2", status=1)
-    assert printed.err == "compare.py: only JAX has the parameters [], only PyTorch has ['head.bias']\n"
+    assert printed.err == "compare.py: gate 5: only ours has [], only theirs has ['head.bias']\n"
     assert not Path("report").exists()
 
 

@@ -12,7 +12,7 @@ from parity.gates.measure import ParityError
 from twin import side_by_side
 from twin.machine import Machine
 from twin.options import read_plan
-from twin.progress import LiveView
+from twin.progress import describe, make_table
 from twin.record import ParameterError, Record, SeedRecord, gate6, parameter_errors
 from twin.report import Findings
 from twin.report_plots import parameter_table
@@ -21,6 +21,12 @@ from twin.sides import StepFigures, require_loss_type, require_same_step
 
 def figures(loss, tokens=7, norm=1.0):
     return StepFigures(loss, norm, tokens, 0.1)
+
+
+def seed_of(*losses):
+    """A seed in which JAX, PyTorch and the truth have these losses."""
+    sides = zip(("jax", "torch", "truth"), losses, strict=True)
+    return SeedRecord(0, {side: [figures(float(loss)) for loss in curve] for side, curve in sides})
 
 
 def test_steps_that_cannot_be_compared():
@@ -40,7 +46,7 @@ def test_parameters_that_cannot_be_compared():
     ones = {"a": np.ones(3)}
     assert parameter_errors(config, ones, {"a": np.full(3, 2.0)}, None)["a"].difference == 0.5
     for ours, message in (
-        ({"b": np.ones(3)}, r"only JAX has the parameters \['b'\], only PyTorch has \['a'\]"),
+        ({"b": np.ones(3)}, r"gate 5: only ours has \['b'\], only theirs has \['a'\]"),
         ({"a": np.ones(4)}, "shapes differ"),
         ({"a": np.ones(3, np.float32)}, "dtypes differ: ours float32, theirs float64"),
         ({"a": np.array([1.0, np.nan, 1.0])}, "NaN at 1 places in ours and 0 in theirs"),
@@ -50,23 +56,19 @@ def test_parameters_that_cannot_be_compared():
 
 
 def test_gate_6_stops_where_trainings_part():
-    def curve(*losses):
-        return [figures(loss) for loss in losses]
-
-    truth = curve(4.0, 3.0, 2.0, 1.0)
-    together = SeedRecord(0, curve(4.0, 3.00002, 2.5, 1.5), curve(4.0, 3.00001, 2.01, 1.2), truth)
+    truth = [4.0, 3.0, 2.0, 1.0]
+    together = seed_of([4.0, 3.00002, 2.5, 1.5], [4.0, 3.00001, 2.01, 1.2], truth)
     assert together.judged() == 2
     assert gate6(together).passed
     assert gate6(together).name == "seed 0, step 2"
-    apart = SeedRecord(0, curve(4.0, 3.0004, 2.5, 1.5), curve(4.0, 3.0001, 2.01, 1.2), truth)
+    apart = seed_of([4.0, 3.0004, 2.5, 1.5], [4.0, 3.0001, 2.01, 1.2], truth)
     assert not gate6(apart).passed
 
 
 def test_gate_6_does_not_allow_at_the_first_step_what_the_last_one_needs():
     truth = np.linspace(4, 1, 90)
     grown = 1e-7 * 1.12 ** np.arange(90)
-    sides = (truth + 1e-4, truth + grown, truth)
-    seed = SeedRecord(0, *([figures(float(loss)) for loss in losses] for losses in sides))
+    seed = seed_of(truth + 1e-4, truth + grown, truth)
     assert seed.judged() > 70
     assert 3 * grown[seed.judged() - 1] > 1e-4, "the largest distance of all would allow it"
     assert not gate6(seed).passed
@@ -77,9 +79,7 @@ def test_the_first_sentence_says_the_largest_distance_beside_the_tightest():
     steps = np.arange(60)
     theirs = np.where(steps < 40, 1e-6, 5e-4)
     ours = np.where(steps < 37, 0.0, np.where(steps < 40, 3.9e-6, 1.2e-4))
-    sides = (1 + ours, 1 + theirs, np.ones(60))
-    record = Record("float32", [SeedRecord(0, *([figures(float(loss)) for loss in losses] for losses in sides))])
-    said = findings(record).statements()[0].text
+    said = findings(Record("float32", [seed_of(1 + ours, 1 + theirs, np.ones(60))])).statements()[0].text
     assert "by at most 1.2e-04 nats (seed 0, step 41), PyTorch's by 5.0e-04 nats (seed 0, step 41)" in said
     assert "nearest to its bar at seed 0, step 38, 3.9e-06 nats by then, where 4.0e-06 is allowed" in said
 
@@ -94,7 +94,7 @@ def timed(other_work):
     def steps(seconds):
         return [StepFigures(1.0, 1.0, 100, seconds) for _ in range(5)]
 
-    return SeedRecord(0, steps(0.01), steps(0.04), steps(0.1), other_work=other_work)
+    return SeedRecord(0, {"jax": steps(0.01), "torch": steps(0.04), "truth": steps(0.1)}, other_work=other_work)
 
 
 class Memory:
@@ -110,7 +110,7 @@ def test_no_ratio_while_other_work_runs(other_work, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
     memory = Memory()
     console = Console(width=120, file=io.StringIO())
-    console.print(LiveView(5, 1, (memory, memory))._table(timed(other_work), ""))
+    console.print(make_table(timed(other_work), "", (memory, memory)))
     live = console.file.getvalue()
     said = findings(Record("float32", [timed(other_work)])).statements()[-1].text
     assert "10.0 ms in JAX and 40.0 ms in PyTorch" in said
@@ -120,7 +120,7 @@ def test_no_ratio_while_other_work_runs(other_work, monkeypatch):
     assert ("-75%" in live, "+300%" in live) == (quiet, quiet)
     assert (other_work == 0.5) == ("other work 50%" in live) == ("other work took 50%" in said)
     assert (other_work is None) == ("not known how much other work ran" in said)
-    assert ("(other work 50%)" in LiveView(5, 1, (memory, memory))._line(timed(other_work), "")) == (other_work == 0.5)
+    assert ("(other work 50%)" in describe(timed(other_work))) == (other_work == 0.5)
 
 
 def test_parameters_by_layer():

@@ -4,7 +4,7 @@ from functools import lru_cache
 
 import pytest
 
-from jax_tformer.hub.families import FAMILIES, from_huggingface, their_views
+from jax_tformer.hub.families import FAMILIES, Layout, from_huggingface
 from jax_tformer.hub.names import read
 from parity_tests.generation import huggingface_generate
 from parity_tests.huggingface import Oracle
@@ -38,7 +38,7 @@ def sides(name):
     }
     rows = FAMILIES[ENTRIES[name].kind.__name__].rows(oracle.config)
     # By the names of the model, which its files may not have.
-    oracle.load({key: read(view) for key, view in their_views(rows, oracle.config, sharp, names=raw).items()})
+    oracle.load({key: read(view) for key, view in Layout(rows, oracle.config).theirs(sharp, raw).items()})
     return *model_of(oracle.config, sharp), oracle.model
 
 

@@ -134,8 +134,8 @@ def test_bad_folders(tmp_path):
         from_flax.main([str(tmp_path), str(Path(__file__).parent)])
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
     for files, message in (
-        ({"x": "../x.msgpack"}, "names '../x.msgpack'"),
-        ({"x": "x.bin"}, "names 'x.bin'"),
+        ({"x": "../x.msgpack"}, "says that x is in '../x.msgpack'"),
+        ({"x": "x.bin"}, "names x.bin"),
         ({}, "has no weight_map"),
         ({"x": "x.msgpack"}, "x.msgpack does not exist"),
     ):

@@ -11,7 +11,8 @@ import pytest
 import torch
 from torch.nn import functional
 
-from jax_tformer.hub.families import CONV1D, FAMILIES, MATRIX, read_rows
+from jax_tformer.hub.families import CONV1D, FAMILIES, MATRIX, Layout
+from jax_tformer.hub.names import read
 from parity.gates.measure import (
     BFLOAT16,
     BFLOAT16_VALUES,
@@ -186,7 +187,8 @@ def test_a_fault_in_the_table_turns_gate_1_red(fault):
     assert theirs in {row.theirs for row in rows}
     faulty = tuple(row._replace(**change) if row.theirs == theirs else row for row in rows)
     oracle.load(weights)
-    pair.load(read_rows(faulty, oracle.config, weights))
+    views = Layout(faulty, oracle.config).ours(weights)
+    pair.load({name: read(view) for name, view in views.items()})
     both = pair.run_jax(batch), oracle.run(batch)
     with pytest.raises(ParityError):
         compared("1 activations", *(comparable(oracle.config, batch, side.activations) for side in both)).require()

@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from jax_tformer.hub.families import CONV1D, FAMILIES, Row, from_huggingface, read_rows, to_huggingface
+from jax_tformer.hub.families import CONV1D, FAMILIES, Layout, Row, from_huggingface, to_huggingface
 from jax_tformer.hub.names import WeightsError
 from parity_tests.huggingface import Oracle, bytes_lost
 
@@ -73,14 +73,14 @@ def test_writing_weights_that_do_not_fit():
 
 
 def test_a_table_with_a_gap_or_a_row_too_many():
-    ours, weights = Oracle("gpt2").config, given("gpt2")[1]
+    ours = Oracle("gpt2").config
     rows = FAMILIES["GPT2LMHeadModel"].rows(ours)
     for table, message in (
         (tuple(row for row in rows if "wpe" not in row.theirs), r"nothing that becomes embedding\.positions\.weight"),
         ((*rows, Row("x", "mystery.weight", CONV1D)), r"becomes mystery\.weight, which a model of this config"),
     ):
         with pytest.raises(WeightsError, match=message):
-            read_rows(table, ours, weights)
+            Layout(table, ours)
 
 
 def test_a_lost_byte_shows():

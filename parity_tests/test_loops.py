@@ -2,7 +2,6 @@
 
 import re
 from functools import partial
-from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -231,13 +230,3 @@ def test_the_first_position_that_parts_is_named(known, decoding, first):
             check_decoding(tokens, logits, step, empty)
     said = rf"gate decoding after 1: \S+ >  1e-12 \(position {first}\); position {first} is the first of"
     assert re.match(said, str(caught.value))
-
-
-@pytest.mark.parametrize("section", ["Training, step by step", "Decoding, token by token"])
-def test_the_documents_show_what_is_printed(section):
-    text = (Path(__file__).parents[1] / "docs" / "parity-howto.md").read_text("utf-8")
-    section = text.partition(f"\n## {section}\n")[2].partition("\n## ")[0]
-    [(code, printed)] = re.findall(r"```python\n(.*?)```.*?```\n(.*?)\n```", section, re.DOTALL)
-    names = {}
-    exec(compile(code, "docs/parity-howto.md", "exec"), names)
-    assert names["said"] == printed

@@ -17,8 +17,8 @@ import pytest
 import torch
 
 from jax_tformer.config import AttentionImplementation, ComputeConfig, Positions, StackConfig, TransformerConfig
+from jax_tformer.model import fast
 from jax_tformer.model.attention import attend_by
-from jax_tformer.model.fast import rows
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.step import forward
 from parity.gates.measure import FLOAT64_BAR, relative_error
@@ -90,7 +90,7 @@ def test_gates_1_and_2_with_each_kind_of_mask(name, record):
 @pytest.fixture
 def short_blocks(monkeypatch):
     """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
-    monkeypatch.setattr(rows, "block_length", lambda length: 4)
+    monkeypatch.setattr(fast, "block_length", lambda length: 4)
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -169,7 +169,7 @@ LENGTH = 150
 )
 def test_attention_by_the_formula(window, causal, implementation):
     """Over several blocks, with windows below, at and beyond the length of one; without masks and with all of them."""
-    assert rows.block_length(LENGTH) == 64
+    assert fast.block_length(LENGTH) == 64
     rng = np.random.default_rng(0)
     shapes = [(3, LENGTH, heads, 4) for heads in (4, 2, 2, 4)]
     *given, slope = (rng.standard_normal(shape) for shape in shapes)

@@ -1,4 +1,4 @@
-"""What names cannot decide `match_weights` decides by running both: orders, orientations, fused projections."""
+"""What names cannot decide `match_weights` decides by running both: orders and orientations; and names of others."""
 
 import jax
 import jax.numpy as jnp
@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import nn
 
-from parity import Weight, match_weights
+from parity import match_weights
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, HEAD = 16, 4, 4
@@ -20,57 +20,6 @@ def shape(*sizes):
 
 def names(match):
     return {row.ours: row.theirs if isinstance(row.theirs, str) else row.theirs.name for row in match.rows}
-
-
-class Attention(nn.Module):
-    """Self-attention whose projections are fused in some order, all of one after the other or head by head."""
-
-    def __init__(self, order, by_heads, groups):
-        super().__init__()
-        self.order, self.by_heads, self.groups = order, by_heads, groups
-        self.widths = [HEAD * (HEADS if name == "q" else groups) for name in order]
-        self.fused, self.out = nn.Linear(WIDTH, sum(self.widths)), nn.Linear(WIDTH, WIDTH)
-        self.num_heads = HEADS
-
-    def forward(self, x):
-        if self.by_heads:
-            parts = self.fused(x).view(*x.shape[:2], HEADS, 3, HEAD).permute(3, 0, 2, 1, 4)
-        else:
-            parts = [
-                part.view(*x.shape[:2], -1, HEAD).transpose(1, 2) for part in self.fused(x).split(self.widths, dim=-1)
-            ]
-        held = dict(zip(self.order, parts, strict=True))
-        key, value = (held[name].repeat_interleave(HEADS // held[name].shape[1], 1) for name in "kv")
-        weights = (held["q"] @ key.mT / HEAD**0.5).softmax(-1)
-        return self.out((weights @ value).transpose(1, 2).flatten(-2))
-
-
-def attention(p, x):
-    query, key, value = (
-        jnp.einsum("btd,dhc->bhtc", x, p[name]["kernel"]) + p[name]["bias"][:, None]
-        for name in ("query", "key", "value")
-    )
-    key, value = (jnp.repeat(each, HEADS // each.shape[1], 1) for each in (key, value))
-    weights = jax.nn.softmax(query @ key.swapaxes(-1, -2) / HEAD**0.5)
-    return jnp.einsum("bhtc,hco->bto", weights @ value, p["out"]["kernel"]) + p["out"]["bias"]
-
-
-@pytest.mark.parametrize(
-    ("order", "by_heads", "groups"),
-    [("qkv", False, 4), ("qkv", True, 4), ("kqv", False, 4), ("vkq", True, 4), ("qkv", False, 2), ("qvk", False, 2)],
-)
-def test_the_order_of_fused_projections_is_found(order, by_heads, groups):
-    heads = {"query": HEADS, "key": groups, "value": groups}
-    params = {
-        name: {"kernel": shape(WIDTH, number, HEAD), "bias": shape(number, HEAD)} for name, number in heads.items()
-    }
-    params["out"] = {"kernel": shape(HEADS, HEAD, WIDTH), "bias": shape(WIDTH)}
-    match = match_weights(params, Attention(order, by_heads, groups), ours=attention, inputs=[X])
-    assert match.verified, match.figures
-    kernels = [match.weights[f"{name}.kernel"] for name in heads]
-    assert all(isinstance(row, Weight) and row.name == "fused.weight" for row in kernels)
-    found = [next(iter(row.part.values())) for row in kernels if isinstance(row, Weight)]
-    assert sorted(range(3), key=lambda n: found[n]) == ["qkv".index(name) for name in order]
 
 
 class Layers(nn.Sequential):
@@ -224,3 +173,30 @@ def test_names_that_mean_nothing():
         "up.bias": "b",
         "down.kernel": "f",
     }
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.bn1, self.down, self.bn2 = nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        return self.bn2(torch.relu(self.down(torch.tanh(self.bn1(self.up(x))))))
+
+
+def test_running_statistics_are_told_apart():
+    """PyTorch's own norm has no derivative by them."""
+
+    def norm(p, x):
+        return (x - p["mean"]) / jnp.sqrt(p["var"] + 1e-5) * p["scale"] + p["bias"]
+
+    def ours(p, x):
+        x = jnp.tanh(norm(p["bn2"], x @ p["up"]["kernel"] + p["up"]["bias"]))
+        return norm(p["bn1"], jax.nn.relu(x @ p["down"]["kernel"] + p["down"]["bias"]))
+
+    statistics = {name: shape(6) for name in ("mean", "var", "scale", "bias")}
+    params = {"up": linear(WIDTH, 6), "down": linear(6, 6), "bn1": statistics, "bn2": statistics}
+    match = match_weights(params, Normed(), ours=ours, inputs=[X[0]])
+    assert match.verified, match.figures
+    assert names(match)["bn1.mean"] == "bn2.running_mean"
+    assert names(match)["bn2.var"] == "bn1.running_var"

@@ -98,7 +98,7 @@ def test_gates_1_and_2_at_full_size(name, record):
 )
 @pytest.mark.parametrize("name", ["gpt2", "switches-decoder-only", "switches-encoder-decoder"])
 def test_gates_1_and_2_over_several_blocks(name, padding, record):
-    """Attention in blocks of queries, of which the last is shorter (see `attend_in_rows` in model/fast/rows.py)."""
+    """Attention in blocks of queries, of which the last is shorter (see `attend_in_rows` in model/fast.py)."""
     config = replace(
         CONFIGS[name],
         **{

@@ -24,9 +24,9 @@ RUN_ELSEWHERE = {
     "docs/adding-a-family.md": "sketches of files, with ... in them",
     "docs/from-flax.md": "run by test_from_flax.py, which makes the folders of Flax",
     "docs/known-issues.md": "a line that gave NaN",
-    "docs/parity-howto.md": "run by tests of what each section is about, which know what it prints",
-    "docs/porting.md": "run by build_porting.py, whose test is test_porting.py",
-    "docs/walkthrough.md": "lines of the sources, by build_walkthrough.py",
+    "docs/parity-howto.md": "what prints is run below, the rest by tests of what its section is about",
+    "docs/porting.md": "of the files in docs/porting, which rerun.py runs; test_porting.py",
+    "docs/walkthrough.md": "lines of the sources, as test_walkthrough.py sees to",
 }
 
 
@@ -53,6 +53,18 @@ def test_code_runs(page, block, tmp_path, monkeypatch):
     with jax.numpy_rank_promotion("allow"):  # as users have it
         exec(compile(block, page, "exec"), names)
     assert "assert" in block, "a block that asserts nothing could print anything"
+
+
+PRINTING = r"```python\n((?:(?!```).)*print\(.*?)```.*?```\n(.*?)```"
+"""Code that prints, and the next block, which should be what it prints."""
+
+
+@pytest.mark.parametrize(("code", "printed"), re.findall(PRINTING, PAGES["docs/parity-howto.md"], re.DOTALL))
+def test_code_prints_what_stands_below_it(code, printed, capsys):
+    with jax.numpy_rank_promotion("allow"):
+        exec(compile(code, "docs/parity-howto.md", "exec"), {})
+    rounding = r"\d\.\d+e-1\d( <= 1e-12 .*)?"
+    assert re.sub(rounding, "", capsys.readouterr().out) == re.sub(rounding, "", printed)
 
 
 @pytest.mark.parametrize("page", RUN_ELSEWHERE)

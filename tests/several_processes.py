@@ -35,15 +35,27 @@ def finish(children, seconds=500):
     return [(child.returncode, *texts) for child, texts in zip(children, told, strict=True)]
 
 
-def train(run, count, devices, *more, limits=None):
-    """Starts train.py in `count` processes, in the folder `run`."""
+def together(count, devices, program, limits=None):
+    """Starts `count` processes that see so many devices each, the last one within `limits`.
+
+    `program` gives the arguments of one, told where they meet: the fields of DistributedConfig, none if it is alone.
+    """
     port = free_port()
 
-    def program(number):
-        where = ["--distributed.coordinator", f"localhost:{port}", "--distributed.processes", count]
-        where += ["--distributed.process", number, "--distributed.timeout", "60"]
-        return [ROOT / "train.py", *SMALL, "--run", run, *(where if count > 1 else []), *more]
+    def where(number):
+        meeting = {"coordinator": f"localhost:{port}", "processes": count, "process": number, "timeout": 60}
+        return meeting if count > 1 else {}
 
-    return [
-        start(program(number), devices, preexec_fn=limits if number == count - 1 else None) for number in range(count)
-    ]
+    limited = [None] * (count - 1) + [limits]
+    return [start(program(where(number)), devices, preexec_fn=limited[number]) for number in range(count)]
+
+
+def flags(where):
+    """Says to a program where its processes meet."""
+    return [f"--distributed.{name}={value}" for name, value in where.items()]
+
+
+def train(run, count, devices, *more, limits=None):
+    """Starts train.py in `count` processes, in the folder `run`."""
+    command = [ROOT / "train.py", *SMALL, "--run", run]
+    return together(count, devices, lambda where: [*command, *flags(where), *more], limits)

@@ -21,7 +21,7 @@ from jax_tformer.startup import compiler_options
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.sharding import BATCH, make_mesh, parameter_shardings, place_batch
 from jax_tformer.training.step import batch_loss, init_state, state_shardings, train_step
-from tests.train_together import BOTH, MODELS, STACK
+from tests.train_together import BOTH, MODELS, STACK, draw_batch
 
 ROWS, LENGTH, SOURCE = 4, 24, 16
 RELATIVE = replace(STACK, positions="relative")
@@ -56,26 +56,6 @@ LONG = {
 """Model, rows and their length."""
 
 
-def draw_batch(config):
-    generator = np.random.default_rng(0)
-
-    def ids(length=LENGTH):
-        return generator.integers(0, config.vocab_size, (ROWS, length)).astype(np.int32)
-
-    def marks(least, length=LENGTH):
-        return np.arange(length)[None] < generator.integers(least, length + 1, (ROWS, 1))
-
-    def segments(length=LENGTH):
-        return np.sort(generator.integers(1, 4, (ROWS, length)), axis=1).astype(np.int32)
-
-    if config.encoder is not None and config.decoder is not None:
-        masks = {"source_mask": marks(8, SOURCE), "target_mask": marks(12)}
-        numbers = {"source_segments": segments(SOURCE), "target_segments": segments()}
-        return {"source": ids(SOURCE), "target": ids(), "labels": ids(), **masks, **numbers}
-    prefix = {} if config.decoder is None or config.decoder.window else {"prefix": marks(0)}
-    return {"tokens": ids(), "labels": ids(), "mask": marks(12), "segments": segments(), **prefix}
-
-
 def loss_and_gradients(config, mesh):
     net, mesh = transformer(config), make_mesh(MeshConfig(**mesh), ROWS)
     shardings, options = parameter_shardings(mesh, net.shapes), compiler_options("float64")
@@ -86,7 +66,8 @@ def loss_and_gradients(config, mesh):
 
     with jax.set_mesh(mesh):
         compute = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings), compiler_options=options)
-        compiled = compute.lower(params, batch := place_batch(mesh, draw_batch(config))).compile()
+        drawn = draw_batch(config, np.random.default_rng(0), ROWS, LENGTH, SOURCE)
+        compiled = compute.lower(params, batch := place_batch(mesh, drawn)).compile()
     assert "reduce-scatter" not in compiled.as_text(), "gloo's is wrong for large arrays (docs/known-issues.md)"
     return jax.device_get(compiled(params, batch))
 

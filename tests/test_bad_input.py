@@ -99,11 +99,14 @@ def test_a_run_folder_that_cannot_be_written(refuse, monkeypatch):
     assert "(Permission denied); choose another folder, or change its permissions" in line
 
 
-def test_what_a_report_cannot_show(refuse, run):
+def test_what_a_report_cannot_show(refuse, run, monkeypatch):
     told = "--report trains nothing, so that training.steps cannot be changed"
     assert told in refuse(*again("--report", "--steps", "9"))
+    assert "train.py --report runs in one" in refuse(*again("--report", "--distributed.coordinator", "localhost:1"))
     (run / "metrics.jsonl").unlink()
     assert "has logged nothing yet" in refuse("--run", "run", "--report")
+    monkeypatch.setenv("PMI_SIZE", "2")
+    assert "2 processes were started, and train.py --report runs in one" in refuse("--run", "run", "--report")
 
 
 def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(run, monkeypatch, capsys):

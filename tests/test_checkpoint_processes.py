@@ -1,32 +1,8 @@
-"""Checkpoints in processes of their own: many devices, two processes, a full disk, kill -9."""
-
-import os
-import random
-import signal
-import socket
-import subprocess
-import sys
-import time
-from pathlib import Path
+"""Checkpoints in processes of their own: many devices, two processes, a full disk."""
 
 import pytest
 
-from jax_tformer.runs.checkpoints import Checkpoints, find_damage
-from tests.checkpoint_states import save_all
-
-ROOT = Path(__file__).parents[1]
-
-
-def run_python(code, *arguments, **environment):
-    return subprocess.Popen(
-        [sys.executable, "-c", code, *map(str, arguments)],
-        cwd=ROOT,
-        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": "", "JAX_ENABLE_X64": "0", **environment},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-
+from tests.several_processes import finish, free_port, start
 
 EIGHT_DEVICES = """
 import sys
@@ -36,6 +12,7 @@ from jax.sharding import NamedSharding, PartitionSpec as P
 from jax_tformer.runs.checkpoints import Checkpoints
 assert not any(name.startswith("orbax") for name in sys.modules), "orbax must be imported at first use only"
 
+jax.config.update("jax_enable_x64", True)
 axes = (jax.sharding.AxisType.Auto,) * 2
 wide = jax.make_mesh((2, 4), ("fsdp", "tensor"), axis_types=axes)
 tall = jax.make_mesh((8, 1), ("fsdp", "tensor"), axis_types=axes)
@@ -69,12 +46,7 @@ checkpoints.close()
 
 
 def test_shards_move_between_meshes_in_silence(tmp_path):
-    child = run_python(
-        EIGHT_DEVICES, tmp_path, XLA_FLAGS="--xla_force_host_platform_device_count=8", JAX_ENABLE_X64="1"
-    )
-    output, errors = child.communicate(timeout=60)
-    assert child.returncode == 0, errors
-    assert (output, errors) == ("", "")
+    assert finish([start(["-c", EIGHT_DEVICES, tmp_path], 8)], 60) == [(0, "", "")]
 
 
 FULL_DISK = """
@@ -98,65 +70,10 @@ print(checkpoints.steps())
 
 
 def test_a_full_disk_is_one_line(tmp_path):
-    output, errors = run_python(FULL_DISK, tmp_path).communicate(timeout=60)
+    [(_, output, errors)] = finish([start(["-c", FULL_DISK, tmp_path], 1)], 60)
     message, steps = output.splitlines()
     assert "the checkpoint of step 2 could not be written" in message
-    assert steps == "[1]"
-    assert errors == ""
-
-
-SAVE_UNTIL_KILLED = """
-import sys
-from pathlib import Path
-import jax, jax.numpy as jnp
-from jax_tformer.runs.checkpoints import Checkpoints
-
-def make(step):
-    tree = {"w": jnp.full((300, 100), step), "b": jnp.full(9, step)}
-    return {"params": tree, "opt_state": {"mean": tree}}
-
-checkpoints = Checkpoints(Path(sys.argv[1]), 2)
-restored = checkpoints.restore(jax.eval_shape(lambda: make(0)))
-step = 0 if restored is None else restored.step
-assert restored is None or all((leaf == step).all() for leaf in jax.tree.leaves(restored.state))
-print("from", step, *(restored.skipped if restored else ()), flush=True)
-while True:
-    step += 1
-    checkpoints.save(step, make(step), {"step": step, "val_loss": 0.0 if step % 5 else -float(step)})
-    print("begun", step, flush=True)
-    if step % 3 == 0:
-        checkpoints.wait()
-        print("done", step, flush=True)
-"""
-
-
-@pytest.mark.deep
-def test_kill_at_any_moment_leaves_the_newest_finished_step_and_the_best(tmp_path):
-    done = 0
-    for await_line in ("done", "begun", "begun", "done"):
-        delay = random.uniform(0, 0.4)
-        child = run_python(SAVE_UNTIL_KILLED, tmp_path)
-        assert child.stdout is not None
-        start = child.stdout.readline()
-        assert start.startswith("from"), child.communicate()[1]
-        assert int(start.split()[1]) >= done
-        assert "skipped" not in start
-        lines = [start]
-        while not lines[-1].startswith(await_line):
-            lines.append(child.stdout.readline())
-        time.sleep(delay)
-        child.send_signal(signal.SIGKILL)
-        lines += child.communicate(timeout=60)[0].splitlines()
-        done = max([done, *(int(line.split()[1]) for line in lines if line.startswith("done"))])
-        steps = Checkpoints(tmp_path, 2).steps()
-        # Two that are kept, the best, and one that was not deleted yet.
-        assert len(steps) <= 4
-        assert not steps or steps[-1] >= done
-        assert done < 5 or Checkpoints(tmp_path, 2).best_loss() <= -(done - done % 5)
-        assert all(find_damage(tmp_path / str(step)) is None for step in steps), f"{await_line} + {delay} s"
-    assert done > 0
-    save_all(tmp_path, done + 1000, keep=2)
-    assert all(path.name.isdigit() for path in tmp_path.iterdir())
+    assert (steps, errors) == ("[1]", "")
 
 
 TWO_PROCESSES = """
@@ -207,11 +124,7 @@ checkpoints.close()
 
 @pytest.mark.deep
 def test_two_processes_share_checkpoints(tmp_path):
-    with socket.socket() as free:
-        free.bind(("localhost", 0))
-        port = free.getsockname()[1]
-    children = [run_python(TWO_PROCESSES, tmp_path, port, index) for index in range(2)]
-    for child in children:
-        output, errors = child.communicate(timeout=60)
-        assert child.returncode == 0, errors
+    port = free_port()
+    for status, output, errors in finish([start(["-c", TWO_PROCESSES, tmp_path, port, n], 1) for n in range(2)], 60):
+        assert status == 0, errors
         assert output.endswith("refused\n")

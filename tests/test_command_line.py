@@ -38,14 +38,6 @@ def test_what_is_missing_is_told_in_a_sentence():
     assert str(caught.value) == told
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["dates", "--help"]])
-def test_help_tells_the_short_names(arguments, capsys):
-    with pytest.raises(SystemExit):
-        train_options(arguments)
-    told = capsys.readouterr().out
-    assert all(name in told for name in ("--steps", "--lr", "--batch-size"))
-
-
 @pytest.fixture
 def call(tmp_path, monkeypatch, capsys):
     """`jax-tformer ARGUMENTS` in an empty folder; returns (status, standard output, standard error)."""
@@ -60,16 +52,39 @@ def call(tmp_path, monkeypatch, capsys):
     return run
 
 
-@pytest.mark.parametrize("arguments", [(), ("--help",), ("-h",)])
-def test_the_programs_are_listed(arguments, call):
-    status, out, err = call(*arguments)
+@pytest.mark.parametrize(
+    ("arguments", "names"),
+    [
+        *((arguments, [f"\n  {name} " for name in console.PROGRAMS]) for arguments in ("", "--help", "-h")),
+        ("train --help", ["usage: jax-tformer train [EXPERIMENT]", "--steps", "--lr", "--batch-size"]),
+        ("train dates --help", ["--steps", "--lr", "--batch-size"]),
+        ("generate --help", ["`jax-tformer generate FOLDER --prompt TEXT`"]),
+    ],
+)
+def test_help_names_programs_as_the_user_does_and_flags_by_their_short_names(arguments, names, call):
+    status, out, err = call(*arguments.split())
     assert (status, err) == (0, "")
-    assert [line.split()[0] for line in out.splitlines() if line.startswith("  ")] == list(console.PROGRAMS)
+    assert all(name in out for name in names)
+    assert "train.py" not in out
 
 
 @pytest.mark.parametrize("arguments", [(), *((name,) for name in console.PROGRAMS)])
 def test_every_program_says_its_version(arguments, call):
     assert call(*arguments, "--version") == (0, f"jax-tformer {__version__}\n", "")
+
+
+@pytest.fixture
+def refuse(call):
+    """The one line of a call that must end with status 2, and leave the folder as it was."""
+
+    def run(*arguments):
+        before = sorted(Path().rglob("*"))
+        status, out, err = call(*arguments)
+        assert (status, out, err.count("\n")) == (2, "", 1)
+        assert sorted(Path().rglob("*")) == before
+        return err
+
+    return run
 
 
 @pytest.mark.parametrize(
@@ -84,27 +99,11 @@ def test_every_program_says_its_version(arguments, call):
         ("generate nowhere --prompt It", "jax-tformer generate: error: ", "\n"),
     ],
 )
-def test_a_program_is_called_as_the_user_called_it(arguments, begin, end, call, tmp_path):
-    status, out, err = call(*arguments.split())
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith(begin)
-    assert err.endswith(end)
-    assert ".py" not in err
-    assert not any(tmp_path.iterdir())
-
-
-@pytest.mark.parametrize(
-    ("name", "usage"),
-    [
-        ("train", "usage: jax-tformer train [EXPERIMENT]"),
-        ("generate", "`jax-tformer generate FOLDER --prompt TEXT`"),
-    ],
-)
-def test_help_names_the_program(name, usage, call):
-    status, out, err = call(name, "--help")
-    assert (status, err) == (0, "")
-    assert usage in out
-    assert f"{name}.py" not in out
+def test_a_program_is_called_as_the_user_called_it(arguments, begin, end, refuse):
+    told = refuse(*arguments.split())
+    assert told.startswith(begin)
+    assert told.endswith(end)
+    assert ".py" not in told
 
 
 @pytest.fixture(scope="module")
@@ -143,11 +142,9 @@ def test_what_is_exported_is_the_model(run, call):
         ("RUN model --adapters", "has no adapters; leave --adapters out"),
     ],
 )
-def test_an_export_that_cannot_be(arguments, message, run, call):
+def test_an_export_that_cannot_be(arguments, message, run, refuse):
     Path("full").mkdir()
     Path("full/file").touch()
-    status, out, err = call("export", *(str(run) if word == "RUN" else word for word in arguments.split()))
-    assert (status, out, err.count("\n")) == (2, "", 1)
-    assert err.startswith("jax-tformer export: error: ")
-    assert message in err
-    assert sorted(map(str, Path().rglob("*"))) == ["full", "full/file"]
+    told = refuse("export", *arguments.replace("RUN", str(run)).split())
+    assert told.startswith("jax-tformer export: error: ")
+    assert message in told

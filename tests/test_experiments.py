@@ -5,12 +5,20 @@ import json
 import re
 import sys
 
+import pytest
+
 from jax_tformer.cli import generate, train
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.runs import metrics
+from jax_tformer.training import work as training_work
 
 SHORT = [
     *("--model.d-model", "16", "--model.encoder.num-layers", "1", "--model.encoder.feedforward-width", "16"),
     *("--training.steps", "4", "--training.batch-size", "4", "--training.evaluate-batches", "2"),
 ]
+
+SMALL = ("num-layers=1", "feedforward-width=16", "num-heads=2")
 
 
 def summary(run):
@@ -27,6 +35,45 @@ def test_masked_docs(tmp_path, capsys):
     assert 5 < figures["val_loss"] < 8  # ln 1024 = 6.9
     assert "val_bits_per_byte" not in figures
     assert "held-out words to restore" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("name", "flags", "figures", "sampled"),
+    [
+        ("scan", ["--training.evaluate-examples", "6"], {"exact_match", "bleu"}, "held-out examples, 0 of 6 exact"),
+        ("grokking", [], {"train_accuracy", "val_accuracy"}, "0 + 1 = "),
+        ("masked-chain", [], {"val_perplexity"}, "held-out words to restore"),
+    ],
+)
+def test_generated_tasks(name, flags, figures, sampled, tmp_path, capsys):
+    run = tmp_path / "run"
+    narrow = [f"--model.{side}.{what}" for side in EXPERIMENTS[name].config.model.stacks for what in SMALL]
+    flags += [*narrow, "--model.d-model", "16", "--training.steps", "4", "--training.batch-size", "4"]
+    assert train.main([name, "--run", str(run), *flags, "--training.evaluate-batches", "2"]) == 0
+    assert figures <= summary(run).keys()
+    assert sampled in capsys.readouterr().out
+
+
+def test_utilization_is_work_over_time_and_measured_rate(tmp_path, monkeypatch):
+    """6 operations for each parameter of a matrix and token, and 12 L D T T / 2 of causal attention in a row."""
+    monkeypatch.setattr(metrics, "product_rate", lambda dtype: 1e9)
+    run = tmp_path / "run"
+    narrow = [f"--model.decoder.{what}" for what in SMALL] + ["--model.d-model", "16", "--data.context-length", "32"]
+    short = ["--training.steps", "5", "--training.log-every", "1", "--training.batch-size", "4"]
+    assert train.main(["python-docs", "--run", str(run), *narrow, *short, "--training.log-utilization"]) == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    work = 6 * (4 * 16 * 16 + 2 * 16 * 16 + 1024 * 16) + 6 * 16 * 32
+    measured = [(row["utilization"], row["tokens_per_second"]) for row in rows if "utilization" in row]
+    assert len(measured) == 4, "the first step compiles"
+    for utilization, tokens_per_second in measured:
+        assert utilization == pytest.approx(work * tokens_per_second / 1e9, rel=1e-3)
+    assert summary(run)["utilization"] > 0
+    with pytest.raises(InputError, match="with adapters"):
+        train.train_options(["python-docs", "--lora.rank", "2", "--training.log-utilization"])
+
+
+def test_a_product_has_a_rate():
+    assert 1e8 < training_work.product_rate("float32") < 1e15
 
 
 def test_pairs_and_translation(tmp_path, capsys, monkeypatch):

@@ -4,6 +4,7 @@ import json
 import shutil
 import subprocess
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import jax
@@ -11,18 +12,18 @@ import numpy as np
 import pytest
 
 from jax_tformer import load_pretrained, save_pretrained
-from jax_tformer.__main__ import PROGRAMS
 from jax_tformer.cli import export, generate, train
 from jax_tformer.cli.chat import ChatTemplate
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.config.presets import EXPERIMENTS
-from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
+from jax_tformer.data.tokenizers import build_tokenizer
 from jax_tformer.functional import transformer
 from jax_tformer.hub.families import t5
+from jax_tformer.runs.begin import experiment_from
 from jax_tformer.runs.folder import RunFolder, load_trained
-from jax_tformer.runs.huggingface import experiment_from
+from tests.damages import say, write
 from tests.small_runs import TEXT
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
@@ -64,44 +65,37 @@ def made(tmp_path_factory):
     return place
 
 
-def equal(ours, theirs):
-    return jax.tree.all(jax.tree.map(lambda a, b: bool((np.asarray(a) == np.asarray(b)).all()), ours, theirs))
-
-
 def weights(folder):
     return load_pretrained(folder)[1]
 
 
 def trained(run):
-    return load_trained(RunFolder(run)).params
+    return load_trained(RunFolder(Path(run))).params
 
 
-def test_a_run_begins_with_the_weights(made, folder):
-    arguments = ["text", "--init", str(made / "gpt2"), "--data.path", str(made / "text.txt"), *SHORT]
+same = partial(jax.tree.map, np.testing.assert_array_equal)
+
+
+def test_a_run_begins_with_the_weights_and_needs_its_folder_no_more(made, folder):
+    shutil.copytree(made / "gpt2", "gpt2")
+    arguments = ["text", "--init", "gpt2", "--data.path", str(made / "text.txt"), *SHORT]
     still = ["--lr", "1e-30", "--steps", "1", "--mesh.data", "1", "--model.dropout.residual", "0.3"]
     assert train.main([*arguments, *still, "--run", "still", "--export", "same"]) == 0
     net, params, _ = load_pretrained("same")
     # A step of this rate changes zeros alone.
-    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-25), params, weights(made / "gpt2"))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=0, atol=1e-25), params, weights("gpt2"))
     assert net.config.dropout.residual == 0.3
-    assert not equal(params, trained(made / "run"))
-
-
-def test_a_run_needs_its_folder_no_more(made, folder):
-    shutil.copytree(made / "gpt2", "gpt2")
-    arguments = ["text", "--init", "gpt2", "--data.path", str(made / "text.txt"), *SHORT]
     assert train.main([*arguments, "--run", "run", "--steps", "1"]) == 0
     shutil.rmtree("gpt2")
     # The same command.
     assert train.main([*arguments, "--run", "run", "--steps", "2"]) == 0
-    assert equal(trained(Path("run")), trained(made / "run"))
+    same(trained("run"), trained(made / "run"))
     assert json.loads(Path("run/config.json").read_text())["init"] == "gpt2"
 
 
 def test_what_is_exported_is_what_was_trained(made):
-    _, params, tokenizer = load_pretrained(made / "out")
-    assert equal(params, trained(made / "run"))
-    assert tokenizer.to_json() == load_tokenizer(made / "gpt2").to_json()
+    same(weights(made / "out"), trained(made / "run"))
+    # The weights alone are others.
     for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (made / "out" / name).read_bytes() == (made / "gpt2" / name).read_bytes()
     before, after = (json.loads((made / name / "config.json").read_text()) for name in ("gpt2", "out"))
@@ -130,38 +124,16 @@ def test_runs_and_folders_answer_alike(made, capsys):
 )
 def test_what_the_run_keeps_of_the_folder_is_sealed(made, folder, name, content):
     shutil.copytree(made / "run", "run")
-    path = Path("run/origin") / name
-    if content is None:
-        path.unlink()
-    else:
-        path.write_text(content)
-    told = rf"{path} is not the one that the checkpoint of step 2 was made with; put it back"
-    for program in (
-        lambda: export.main(["run", "new", "--huggingface"]),
-        lambda: generate.main(["run", "--prompt", "It"]),
-        lambda: train.main(["--run", "run", "--steps", "3"]),
+    write(name, content)(Path("run/origin"))
+    told = rf"run/origin/{name} is not the one that the checkpoint of step 2 was made with; put it back"
+    for program, *arguments in (
+        (export.main, "run", "new", "--huggingface"),
+        (generate.main, "run", "--prompt", "It"),
+        (train.main, "--run", "run", "--steps", "3"),
     ):
         with pytest.raises(InputError, match=told):
-            program()
+            program(arguments)
     assert not Path("new").exists()
-
-
-@pytest.mark.deep
-def test_an_export_of_new_weights(folder, capsys):
-    Path("text.txt").write_text(TEXT)
-    shape = ["--model.decoder.positions", "learned", "--model.decoder.max-positions", "16", "--model.d-model", "16"]
-    small = ["--model.decoder.num-layers", "1", "--model.decoder.num-heads", "2", "--data.tokenizer.kind", "bytes"]
-    small += ["--data.tokenizer.vocab-size", "None"]
-    assert train.main(["text", "--data.path", "text.txt", *SHORT, *shape, *small, "--steps", "1", "--run", "run"]) == 0
-    assert "export" in PROGRAMS
-    assert export.main(["run", "out", "--huggingface", "--architecture", "GPT2LMHeadModel"]) == 0
-    said = []
-    for name in ("run", "out"):
-        capsys.readouterr()
-        assert generate.main([name, "--prompt", "It", "--json", "--temperature", "0", "--max-new-tokens", "5"]) == 0
-        said.append(capsys.readouterr().out)
-    # The tokenizer of the folder adds the start token, as the run does.
-    assert said[0] == said[1]
 
 
 def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
@@ -171,9 +143,8 @@ def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
     config = replace(t5.SMALL, vocab_size=260, d_model=16, encoder=stack, decoder=stack, tied_head=False)
     net, tokenizer = transformer(config), build_tokenizer(TokenizerConfig("bytes"), [], {"end": "</s>"})
     save_pretrained("t5", net, net.init(jax.random.key(1)), tokenizer, architecture="T5ForConditionalGeneration")
-    settings = json.loads(Path("t5/config.json").read_text())
-    assert settings["tie_word_embeddings"] is False
-    Path("t5/config.json").write_text(json.dumps({**settings, "tie_word_embeddings": True}))
+    assert json.loads(Path("t5/config.json").read_text())["tie_word_embeddings"] is False
+    say("config.json", tie_word_embeddings=True)(Path("t5"))
     begun = experiment_from(EXPERIMENTS["pairs"].config, "t5").model
     assert begun == load_pretrained("t5")[0].config
     assert not begun.tied_head
@@ -192,21 +163,18 @@ def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
         ("text --init gpt2 --run run", "holds a run that began with "),
         ("--run gpt2", "train.py --init trains it"),
         ("text --init gpt2 --export gpt2", "gpt2 is there already; expected a new or empty folder"),
-        ("text --init gpt2 --export /proc/x", "cannot write to /proc ("),
         ("text --init unknown", "'SomeModel' is not a known Hugging Face class; expected one of"),
         ("text --init silent", "has no tokenizer.json"),
         ("text --init broken", "model.safetensors"),
     ],
 )
 def test_what_cannot_be_fine_tuned(made, folder, refuse, arguments, message):
-    for name in ("gpt2", "run", "text.txt"):
-        subprocess.run(["cp", "-r", str(made / name), name], check=True)
+    subprocess.run(["cp", "-r", *(str(made / name) for name in ("gpt2", "run", "text.txt")), "."], check=True)
     for name in ("unknown", "silent", "broken"):
         shutil.copytree("gpt2", name)
-    settings = json.loads(Path("unknown/config.json").read_text())
-    Path("unknown/config.json").write_text(json.dumps({**settings, "architectures": ["SomeModel"]}))
-    Path("silent/tokenizer.json").unlink()
-    Path("broken/model.safetensors").write_bytes(Path("broken/model.safetensors").read_bytes()[:-100])
+    say("config.json", architectures=["SomeModel"])(Path("unknown"))
+    write("tokenizer.json", None)(Path("silent"))
+    write("model.safetensors", "")(Path("broken"))
     place = ["--data.path", "text.txt"] if "--init" in arguments else []
     assert message in refuse(*arguments.split(), *place)
 
@@ -219,19 +187,13 @@ ENCODER = '{"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_s
     ("changed", "arguments", "message"),
     [
         ({}, "--prompt It --checkpoint best", "--checkpoint is for runs"),
-        ({}, "--source It", "give --prompt, not --source"),
         ({}, f"--prompt {'x' * 70}", "70 tokens, and one new token follows; expected at most 64 together"),
-        ({}, "--prompt It --max-new-tokens 63", "expected at most 64 together, the model's context"),
         ({}, "--prompt It --system x", "--system is given without --chat"),
         ({CHAT: None}, "--prompt It --chat", "has no chat template"),
         ({CHAT: "{{ raise_exception('only users here') }}"}, "--prompt It --chat", "refuses this (only users here)"),
         ({CHAT: "{% for"}, "--prompt It --chat", "is damaged"),
         ({CHAT: "{{ messages.__class__.__mro__ }}"}, "--prompt It --chat", "refuses this (access to attribute '__cl"),
-        (
-            {GENERATION: '{"top_k": "many"}'},
-            "--prompt It",
-            "top_k is 'many' in model/generation_config.json",
-        ),
+        ({GENERATION: '{"top_k": "many"}'}, "--prompt It", "top_k is 'many' in model/generation_config.json"),
         ({GENERATION: '{"eos_token_id": [256, 999]}'}, "--prompt It", "eos_token_id is 999 in model/generation_conf"),
         ({"config.json": ENCODER}, "--prompt It", "holds an encoder (BertForMaskedLM)"),
         ({"tokenizer.json": None}, "--prompt It", "has no tokenizer.json"),
@@ -240,7 +202,7 @@ ENCODER = '{"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_s
 def test_what_cannot_be_asked(made, folder, refuse, changed, arguments, message):
     shutil.copytree(made / "gpt2", "model")
     for name, content in changed.items():
-        Path("model", name).unlink() if content is None else Path("model", name).write_text(content)
+        write(name, content)(Path("model"))
     assert message in refuse("model", *arguments.split(), program="generate.py")
 
 

@@ -1,10 +1,6 @@
 """Attention as one kernel gives what the plain computation gives, and says where it cannot."""
 
-import os
-import subprocess
-import sys
 from functools import partial
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -18,8 +14,8 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.functional import transformer
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
+from tests.several_processes import finish, start
 
-ROOT = Path(__file__).parents[1]
 BATCH, LENGTH, HEADS, WIDTH = 4, 384, 6, 64
 """384 makes the TPU kernel take three blocks of keys in turn. Six heads that share three would show it if they shared
 them by turns, and not in groups."""
@@ -56,79 +52,67 @@ def output_and_gradients(implementation, inputs, mask):
     return compute(*arrays)
 
 
-def largest_difference(implementation, key_heads, keys, *, masked, causal):
+def largest_difference(implementation, key_heads, keys, *, masked, causal, segments=None):
     """Of outputs and gradients from those of "einsum", which for normal inputs are of order 1."""
     shared = (BATCH, keys, key_heads, WIDTH)
-    inputs, mask = draw(WHOLE, shared, shared, WHOLE), Mask(causal=causal, is_token=padding(keys) if masked else None)
-    plain = output_and_gradients("einsum", inputs, mask)
-    fused = output_and_gradients(implementation, inputs, mask)
-    if masked:
-        assert not any(array[3].any() for array in fused), "a row of padding has neither output nor gradients"
+    mask = Mask(causal=causal, is_token=padding(keys) if masked else None, segments=segments)
+    inputs, allowed = draw(WHOLE, shared, shared, WHOLE), mask.boolean(LENGTH, keys)
+    plain, fused = (output_and_gradients(by, inputs, mask) for by in ("einsum", implementation))
+    if allowed is not None:
+        blind = ~np.broadcast_to(allowed.any(axis=3)[:, 0], (BATCH, LENGTH))
+        assert not np.asarray(fused[0])[blind].any(), "what sees nothing gets zeros"
     # NumPy's maximum, which a NaN does not slip through.
     return float(np.max([jnp.abs(a - b).max() for a, b in zip(fused, plain, strict=True)]))
 
 
-@pytest.mark.parametrize(
-    ("causal", "masked", "key_heads", "keys"),
-    [(True, False, 3, LENGTH), (True, True, 1, LENGTH), (False, True, 3, 256), (False, False, 6, 256)],
-)
-def test_fused_attention_is_attention(
-    causal,
-    masked,
-    key_heads,
-    keys,
-    monkeypatch,
-):
-    """The TPU kernel is interpreted here, block by block."""
-    monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
-    assert largest_difference("pallas", key_heads, keys, masked=masked, causal=causal) < 2e-5
+TEXTS = jnp.broadcast_to(jnp.arange(LENGTH) // 100, (BATCH, LENGTH))
+OTHERS = jnp.broadcast_to(2 * (jnp.arange(256) // 150), (BATCH, 256))
 
 
 @pytest.mark.parametrize(
-    ("causal", "masked", "keys"), [(False, False, 256), pytest.param(True, True, LENGTH, marks=pytest.mark.deep)]
-)
-def test_segments_in_the_tpu_kernel(causal, masked, keys, monkeypatch):
-    """Several texts in a row; across two sequences, some find no text of their number, and get zeros."""
-    monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
-    asking = jnp.broadcast_to(jnp.arange(LENGTH) // 100, (BATCH, LENGTH))
-    answering = asking if causal else jnp.broadcast_to(2 * (jnp.arange(keys) // 150), (BATCH, keys))
-    tokens = padding(keys) if masked else None
-    inputs = draw(WHOLE, (BATCH, keys, HEADS, WIDTH), (BATCH, keys, HEADS, WIDTH), WHOLE)
-    mask = Mask(causal=causal, is_token=tokens, segments=(asking, answering))
-    plain = output_and_gradients("einsum", inputs, mask)
-    fused = output_and_gradients("pallas", inputs, mask)
-    assert float(np.max([jnp.abs(a - b).max() for a, b in zip(fused, plain, strict=True)])) < 2e-5
-    allowed = mask.boolean(LENGTH, keys)
-    assert allowed is not None
-    blind = ~np.broadcast_to(allowed.any(axis=3)[:, 0], (BATCH, LENGTH))
-    assert blind.any()
-    assert not np.asarray(fused[0])[blind].any()
-
-
-@pytest.mark.parametrize(
-    ("implementation", "length", "dtype", "message"),
+    ("causal", "masked", "key_heads", "keys", "segments"),
     [
-        ("cudnn", 128, "bfloat16", "attention is 'cudnn', which cannot compute this here"),
-        ("pallas", 100, "float32", "attention is 'pallas', for lengths that 128 divides, and these are 100 and 100"),
+        (True, False, 3, LENGTH, None),
+        (True, True, 1, LENGTH, None),
+        (False, True, 3, 256, None),
+        (False, False, 6, 256, None),
+        # Several texts in a row; across two sequences, some find no text of their number.
+        (False, False, 6, 256, (TEXTS, OTHERS)),
+        pytest.param(True, True, 6, LENGTH, (TEXTS, TEXTS), marks=pytest.mark.deep),
     ],
 )
-def test_what_a_kernel_cannot_compute_is_said_in_one_line(implementation, length, dtype, message):
-    if implementation == "cudnn" and jax.default_backend() == "gpu":
+def test_fused_attention_is_attention(causal, masked, key_heads, keys, segments, monkeypatch):
+    """The TPU kernel is interpreted here, block by block."""
+    monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
+    found = largest_difference("pallas", key_heads, keys, masked=masked, causal=causal, segments=segments)
+    assert found < 2e-5
+
+
+BIAS, KEEP = jnp.zeros((1, 1, 128, 128)), jnp.ones((1, 2, 128, 128), bool)
+CAUSAL = Mask(causal=True)
+
+
+@pytest.mark.parametrize(
+    ("implementations", "length", "given", "parts", "message"),
+    [
+        (["cudnn"], 128, [CAUSAL, 1.0], 1, "which cannot compute this here"),
+        (["pallas"], 100, [CAUSAL, 1.0], 1, "for lengths that 128 divides, and these are 100 and 100"),
+        (["cudnn", "pallas"], 128, [CAUSAL, 1.0, 0.5, KEEP], 1, "which cannot drop"),
+        (["cudnn", "pallas"], 128, [Mask(causal=True, bias=BIAS), 1.0], 1, "which adds no bias; expected"),
+        (["cudnn", "pallas"], 128, [CAUSAL, 1.0], 2, "which computes no rows split over devices .--mesh.context.; "),
+    ],
+)
+def test_what_a_kernel_cannot_compute_is_said_in_one_line(implementations, length, given, parts, message):
+    if message.endswith("this here") and jax.default_backend() == "gpu":
         pytest.skip("cuDNN can compute this")
-    with jax.enable_x64(dtype == "float64"):
-        query, key, value = draw(*[(1, length, 2, 64)] * 3, dtype=dtype)
-        with pytest.raises(InputError, match=message) as raised:
-            attend_by(implementation, query, key, value, Mask(causal=True), 1.0)
-    assert "\n" not in str(raised.value)
-
-
-@pytest.mark.parametrize("implementation", ["cudnn", "pallas"])
-def test_no_kernel_drops_attention_weights(implementation):
-    query, key, value = draw(*[(1, 128, 2, 64)] * 3)
-    keep = jnp.ones((1, 2, 128, 128), bool)
-    with pytest.raises(InputError, match=f"attention is '{implementation}', which cannot drop") as raised:
-        attend_by(implementation, query, key, value, Mask(causal=True), 1.0, 0.5, keep)
-    assert "\n" not in str(raised.value)
+    arrays = [jax.ShapeDtypeStruct((1, length, 2, 64), jnp.bfloat16)] * 3
+    for implementation in implementations:
+        with (
+            jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((1, 1, parts), ("data", "fsdp", "context"))),
+            pytest.raises(InputError, match=f"attention is '{implementation}',? {message}") as raised,
+        ):
+            jax.eval_shape(lambda *arrays, by=implementation: attend_by(by, *arrays, *given), *arrays)
+        assert "\n" not in str(raised.value)
 
 
 ON_EIGHT_DEVICES = """
@@ -174,60 +158,13 @@ with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
 """
 
 
-TRAINED_ON_EIGHT_DEVICES = """
-import sys
-from functools import partial
-import jax
-from jax.experimental import pallas
-pallas.pallas_call = partial(pallas.pallas_call, interpret=True)
-split, plain = [], jax.shard_map
-jax.shard_map = lambda *given, **options: split.append(1) or plain(*given, **options)
-from jax_tformer.cli import train
-from jax_tformer.runs.evaluation import Evaluator
-evaluate = Evaluator.__call__
-
-def counted(self, params):
-    before = len(split)
-    figures = evaluate(self, params)
-    print("split", before, len(split) - before)
-    return figures
-
-Evaluator.__call__ = counted
-sys.exit(train.main(sys.argv[1:]))
-"""
-
-
-def on_eight_devices(code, *arguments):
-    """What a fresh process prints."""
-    flags = f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8"
-    environment = os.environ | {"XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu", "PYTHONPATH": str(ROOT)}
-    command = [sys.executable, "-c", code, *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    return done.stdout
-
-
 @pytest.mark.deep
 def test_devices_share_the_tpu_kernel():
-    differences = [float(word) for word in on_eight_devices(ON_EIGHT_DEVICES).split()]
+    [(status, output, errors)] = finish([start(["-c", ON_EIGHT_DEVICES], 8)])
+    assert status == 0, errors
+    differences = [float(word) for word in output.split()]
     assert len(differences) == 4
     assert max(differences) < 2e-5
-
-
-@pytest.mark.deep
-def test_training_shares_the_tpu_kernel(tmp_path):
-    """Training and evaluation split it over a mesh; the samples, whose rows do not divide, do without it."""
-    text = tmp_path / "text.txt"
-    text.write_text("Colourless green ideas sleep furiously. " * 400)
-    flags = "--data.tokenizer.kind bytes --data.tokenizer.vocab-size None --data.context-length 128 --sample.count 3"
-    flags += " --model.d-model 16 --model.decoder.num-layers 1 --model.decoder.num-heads 2 --sample.max-new-tokens 4"
-    flags += " --model.decoder.feedforward-width 32 --model.compute.attention pallas --mesh.data 2 --mesh.fsdp 2"
-    flags += " --mesh.tensor 2 --training.batch-size 4 --training.steps 2 --training.evaluate-batches 1"
-    run = ["--data.path", str(text), "--run", str(tmp_path / "run")]
-    printed = on_eight_devices(TRAINED_ON_EIGHT_DEVICES, "text", *run, *flags.split())
-    (counts,) = (line.split()[1:] for line in printed.splitlines() if line.startswith("split"))
-    assert all(int(count) > 0 for count in counts), "of the step, and of the evaluation"
-    assert "--- sample 3 ---" in printed
 
 
 @pytest.mark.parametrize(("remat", "runs"), [("none", 1), ("dots", 1), ("full", 2)])

@@ -2,6 +2,7 @@
 nothing is written."""
 
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -14,7 +15,6 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
-from jax_tformer.decoding import loop
 from jax_tformer.decoding.generate import batched
 from jax_tformer.decoding.texts import Prompt, PromptReader
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
@@ -60,14 +60,15 @@ def test_samples_and_beams_have_headings(program):
     short = ("text", "--prompt", "It", "--max-new-tokens", "5")
     for flags in (["--num-samples", "3", "--top-p", "0.9", "--min-p", "0.001"], ["--beam", "4", "--n-best", "3"]):
         [spoken] = program.answer(*short, *flags)
-        texts = [completion["text"] for completion in spoken["completions"]]
-        scores = [completion.get("score") for completion in spoken["completions"]]
-        assert len({str(completion["tokens"]) for completion in spoken["completions"]}) == 3
-        headings = [f"beam {n}, score {score:.4f}" if score else f"sample {n}" for n, score in enumerate(scores, 1)]
-        expected = [f"--- {heading} ---\nIt{text}\n\n" for heading, text in zip(headings, texts, strict=True)]
-        assert program.say(*short, *flags) == "".join(expected)
+        expected, scores = "", []
+        for number, found in enumerate(spoken["completions"], 1):
+            scores.append(found.get("score"))
+            heading = f"sample {number}" if scores[-1] is None else f"beam {number}, score {scores[-1]:.4f}"
+            expected += f"--- {heading} ---\nIt{found['text']}\n\n"
+        assert len({str(found["tokens"]) for found in spoken["completions"]}) == 3
+        assert program.say(*short, *flags) == expected
     assert scores == sorted(scores, reverse=True)
-    assert program.say(*short, "--beam", "4") == f"It{texts[0]}\n"
+    assert program.say(*short, "--beam", "4") == f"It{spoken['completions'][0]['text']}\n"
 
 
 @pytest.mark.parametrize("name", ["text", "learned"])
@@ -75,27 +76,11 @@ def test_a_batch_says_what_each_prompt_says_alone(program, tmp_path, name):
     prompts = ["It", "A long prompt of 27 bytes", "你好", "So"]
     (tmp_path / "prompts.txt").write_text("\n".join(prompts), encoding="utf-8")
     together = program.answer(name, "--file", "prompts.txt", "--batch-size", "3")
-    assert [spoken["prompt"] for spoken in together] == prompts
     assert program.answer(name, "--batch-size", "3", typed="\r\n".join(prompts)) == together
-    alone = [{"line": n, **program.answer(name, "--prompt", prompt)[0]} for n, prompt in enumerate(prompts[:2], 1)]
-    assert together[:2] == alone
-    texts = [spoken["completions"][0]["text"] for spoken in together]
-    expected = [f"--- prompt {n} ---\n{p}{t}\n\n" for n, (p, t) in enumerate(zip(prompts, texts, strict=True), 1)]
+    alone = [{"line": n, **program.answer(name, "--prompt", prompt)[0]} for n, prompt in enumerate(prompts, 1)]
+    assert together == alone
+    expected = [f"--- prompt {x['line']} ---\n{x['prompt']}{x['completions'][0]['text']}\n\n" for x in alone]
     assert program.say(name, "--file", "prompts.txt") == "".join(expected)
-
-
-@pytest.mark.parametrize("run", ["text", "learned"])
-@pytest.mark.parametrize("flags", [[], ["--stream"], ["--beam", "2"], ["--slide"], ["--num-samples", "2"]])
-@pytest.mark.deep
-def test_one_compilation_serves_all_lengths_and_batches(program, run, flags):
-    parts = (loop.start, loop.advance, loop.restart, loop.start_search, loop.search)
-    for part in parts:
-        part.clear_cache()
-    program.say(run, "--batch-size", "3", *flags, typed="".join(f"{'x' * n} prompt {n}\n" for n in range(8)))
-    # Prompts that slide go by their length, rounded up to a quarter of the context: here three of 16 (twice), then two
-    # of 16 and one of 24.
-    expected = [3, 3, 3, 0, 0] if "--slide" in flags else [0, 0, 0, 1, 1] if "--beam" in flags else [1, 1, 0, 0, 0]
-    assert [part._cache_size() for part in parts] == expected
 
 
 def test_standard_input_is_read_as_it_comes(monkeypatch):
@@ -139,21 +124,10 @@ def test_a_stream_is_what_comes_at_once(program, options):
     assert program.say("text", *options, "--stream", typed=typed) == program.say("text", *options, typed=typed)
 
 
-@pytest.mark.parametrize("name", ["text", "learned"])
-def test_sliding_goes_on_beyond_the_context(program, name):
-    call = (name, "--slide", "--max-new-tokens", "80", "--repetition-penalty", "1.1", "--seed", "4")
-    spoken = program.answer(*call, typed="It was\nA\nA prompt of 31 characters, so\n")
-    completions = [each["completions"][0] for each in spoken]
-    assert all(len(each["tokens"]) == 80 or each["finished"] for each in completions)
-    assert max(len(each["tokens"]) for each in completions) > CONTEXT
-    assert [{"line": 2, **each} for each in program.answer(*call, "--prompt", "A")] == spoken[1:2]
-
-
 def test_sources_are_translated(program, tmp_path):
     lines = program.say("pairs", typed=SOURCES)
-    assert lines.count("\n") == 3
     assert program.say("pairs", "--stream", typed=SOURCES) == lines
-    assert program.say("pairs", "--source", " source 12") == lines.split("\n")[1] + "\n"
+    assert program.say("pairs", "--source", " source 12") == lines.splitlines(True)[1]
     (tmp_path / "sources.txt").write_text(SOURCES)
     spoken = program.answer("pairs", "--file", "sources.txt", "--batch-size", "2")
     assert [each["source"] for each in spoken] == ["source 1", "source 12", "source 3"]
@@ -171,13 +145,11 @@ def test_references_are_scored(program, tmp_path):
     exact, bleu, chrf, _ = program.errors.splitlines()
     why = "3 of 3 references have fewer than 4 tokens, and BLEU compares runs of 4"
     assert (exact, bleu) == ("exact match 1.0000: 3 of 3", f"no BLEU: {why}")
-    assert chrf.startswith("chrF2|nrefs:1|")
-    assert " = 100.00" in chrf
+    assert re.match(r"chrF2\|nrefs:1\|.* = 100.00", chrf)
     *_, scores = program.answer("pairs", "--reference", "other.txt", typed=SOURCES)
-    assert list(scores) == ["exact_match", "bleu", "no_bleu", "chrf", "signatures"]
-    assert (scores["exact_match"], scores["bleu"], scores["no_bleu"]) == (0, None, why)
-    assert scores["chrf"] < 50
-    assert all(signature.startswith("nrefs:1|") for signature in scores["signatures"])
+    [signature], chrf = scores.pop("signatures"), scores.pop("chrf")
+    assert scores == {"exact_match": 0, "bleu": None, "no_bleu": why}
+    assert (chrf < 50, signature[:8]) == (True, "nrefs:1|")
 
 
 def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path):
@@ -216,15 +188,6 @@ def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs, tmp_path, monkeypa
         signal.signal(signal.SIGINT, before)
 
 
-def test_help_is_fast_and_imports_no_jax():
-    code = (
-        "import sys, generate\ntry: generate.main(['--help'])\nexcept SystemExit: pass\nassert 'jax' not in sys.modules"
-    )
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    assert "--n-best" in done.stdout
-
-
 @pytest.mark.parametrize(
     ("call", "message"),
     [
@@ -244,7 +207,7 @@ def test_help_is_fast_and_imports_no_jax():
         ("text PROMPT --max-new-tokens 0", "--max-new-tokens is 0; expected a whole number"),
         ("text PROMPT --slide --max-new-tokens 1e12", "--max-new-tokens is 1000000000000; expected fewer"),
         ("text PROMPT --min-new-tokens 4 --max-new-tokens 3", "--min-new-tokens is 4; expected at most 3"),
-        ("text PROMPT --beam 300 --n-best 300 --max-new-tokens 1", "--n-best is 300, and the beam search has found"),
+        ("text PROMPT --beam 300 --n-best 300 --max-new-tokens 1", "--n-best is 300, and the beam search has found 2"),
         ("text PROMPT --beam 1e9", "1,000,000,000 answers at once take "),
         ("text PROMPT --num-samples 1e9", "ask for fewer at once (--batch-size, --beam,"),
         ("text PROMPT --temperature -1", "--temperature is -1"),

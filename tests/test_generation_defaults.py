@@ -8,22 +8,24 @@ from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.hub.folder import read_defaults
 
 
+def read(**given):
+    return read_defaults(given, translates=False, where="a file")
+
+
 def test_what_is_never_said():
     given = {"suppress_tokens": [4], "begin_suppress_tokens": [3, 2], "bad_words_ids": [[5], [6, 7]]}
-    given |= {"encoder_no_repeat_ngram_size": 3, "no_repeat_ngram_size": 2}
-    found = read_defaults(given, translates=True, where="a file")
-    assert found.ignored == ()
+    sizes = {"encoder_no_repeat_ngram_size": 3, "no_repeat_ngram_size": 2}
     tuples = {"suppress_tokens": (4,), "begin_suppress_tokens": (3, 2), "bad_words_ids": ((5,), (6, 7))}
-    assert DecodingConfig(**found.decoding) == DecodingConfig(**given | tuples)
-    nothing = {"suppress_tokens": [], "begin_suppress_tokens": None, "bad_words_ids": []}
-    assert DecodingConfig(**read_defaults(nothing, translates=True, where="a file").decoding) == DecodingConfig()
+    found = read(**given, **sizes)
+    assert (found.ignored, DecodingConfig(**found.decoding)) == ((), DecodingConfig(**tuples, **sizes))
+    nothing = read(suppress_tokens=[], begin_suppress_tokens=None, bad_words_ids=[])
+    assert DecodingConfig(**nothing.decoding) == DecodingConfig()
 
 
 def test_drawing_is_kept_for_a_flag():
-    found = read_defaults({"temperature": 0.7, "top_k": 0, "min_p": 0.1}, translates=False, where="a file")
+    found = read(temperature=0.7, top_k=0, min_p=0.1)
     assert (found.decoding, found.drawing) == ({}, {"temperature": 0.7, "top_k": None, "min_p": 0.1})
-    found = read_defaults({"do_sample": True, "top_p": 0.9}, translates=False, where="a file")
-    assert found.decoding == {"temperature": 1.0, "top_k": 50, "top_p": 0.9}
+    assert read(do_sample=True, top_p=0.9).decoding == {"temperature": 1.0, "top_k": 50, "top_p": 0.9}
 
 
 @pytest.mark.parametrize(
@@ -39,7 +41,7 @@ def test_drawing_is_kept_for_a_flag():
 )
 def test_wrong_values(name, value, expected):
     with pytest.raises(InputError) as error:
-        read_defaults({name: value}, translates=False, where="a file")
+        read(**{name: value})
     assert str(error.value).startswith(f"{name} is {value} in a file; expected {expected}")
 
 
@@ -59,6 +61,5 @@ def test_flags_alone_overrule(arguments, given):
 
 
 def test_more_new_tokens_than_a_flag_allows_are_not_asked_for():
-    defaults = read_defaults({"min_new_tokens": 9}, translates=False, where="a file")
-    decoding = read_options(["folder", "--max-new-tokens", "3"], "").decoding_config(defaults, "a file", None)
-    assert (decoding.min_new_tokens, decoding.max_new_tokens) == (3, 3)
+    asked = read_options(["folder", "--max-new-tokens", "3"], "")
+    assert asked.decoding_config(read(min_new_tokens=9), "a file", None).min_new_tokens == 3

@@ -25,24 +25,25 @@ def with_remat(remat):
     return dataclasses.replace(CONFIG, compute=ComputeConfig(remat=remat))
 
 
+def kept(remat):
+    return prepare.kept_bytes(transformer(with_remat(remat)), PART)
+
+
 def test_less_is_kept_the_more_is_computed_again():
-    none, dots, full = (prepare.kept_bytes(transformer(with_remat(remat)), PART) for remat in ("none", "dots", "full"))
     # Of every layer "full" keeps its input, "dots" also queries, keys, values, attention, projections and activations.
     token = 4 * ROWS.size * STACK.num_layers
-    assert full >= token * 16
-    assert dots - full == pytest.approx(token * (5 * 16 + 64), rel=0.05)
-    assert none > 1.5 * dots
+    assert kept("full") >= token * 16
+    assert kept("dots") - kept("full") == pytest.approx(token * (5 * 16 + 64), rel=0.05)
+    assert kept("none") > 1.5 * kept("dots")
 
 
 def test_remat_follows_from_the_memory():
     weights = 16 * sum(leaf.size for leaf in jax.tree.leaves(transformer(CONFIG).shapes))
-    none, dots = (prepare.kept_bytes(transformer(with_remat(remat)), PART) for remat in ("none", "dots"))
-    limits = {1.01 * (weights + none): "none", 0.99 * (weights + none): "dots", 0.99 * (weights + dots): "full"}
-    for needed, expected in limits.items():
+    none, dots = weights + kept("none"), weights + kept("dots")
+    for needed, expected in ((1.01 * none, "none"), (0.99 * none, "dots"), (0.99 * dots, "full")):
         assert prepare.choose_remat(CONFIG, PART, int(needed / 0.8), 1, 1) == expected
     # Over two devices by rows and two by weights, half of each is enough.
-    assert prepare.choose_remat(CONFIG, PART, int(1.01 * (weights + none) / 2 / 0.8), 2, 2) == "none"
-    assert prepare.choose_remat(CONFIG, PART, None, 1, 1) == "dots"
+    assert prepare.choose_remat(CONFIG, PART, int(1.01 * none / 2 / 0.8), 2, 2) == "none"
 
 
 def test_what_auto_becomes_on_a_processor():
@@ -54,6 +55,7 @@ def test_what_auto_becomes_on_a_processor():
 
 
 def test_a_state_that_no_memory_holds_is_refused_before_anything_is_compiled(monkeypatch):
+    assert 2**28 < startup.host_memory() < 2**50
     mesh = make_mesh(MeshConfig(), 1)
     whole = jax.sharding.NamedSharding(mesh, jax.sharding.PartitionSpec())
     state = {"w": jax.ShapeDtypeStruct((2**20, 2**10), "float32", sharding=whole)}
@@ -62,7 +64,3 @@ def test_a_state_that_no_memory_holds_is_refused_before_anything_is_compiled(mon
     monkeypatch.setattr(startup, "host_memory", lambda: 4 * 2**30 - 1)
     with pytest.raises(InputError, match=r"take 4\.0 GiB, and there are 4\.0 GiB here; make the model smaller"):
         prepare.require_room(state, mesh)
-
-
-def test_the_memory_of_the_machine_is_known():
-    assert 2**28 < startup.host_memory() < 2**50

@@ -15,6 +15,8 @@ from struct import pack
 import numpy as np
 import pytest
 from rich.console import Console
+from tensorboardX.proto.event_pb2 import Event
+from tensorboardX.record_writer import masked_crc32c
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
@@ -36,19 +38,14 @@ def write(path, lines, end=b"\n"):
     "line",
     [
         b"\xff\xfe\x00 no text",
-        b"[" * 100_000,
         b'{"step": 3, "loss": ' + b"[" * 100_000,
         b"",
-        b"{",
         b"3",
         b'{"loss": 1.0}',
-        b'{"step": "3"}',
         b'{"step": true}',
         b'{"step": 3, "loss": "low"}',
         b'{"step": 3, "loss": null}',
-        b'{"step": 3, "loss": NaN}',
         b'{"step": 3, "loss": 1e999}',
-        b'{"step": 3' + b"0" * 10_000 + b"}",
         LINES[2][:-1],
         LINES[2] + LINES[2],
     ],
@@ -77,45 +74,33 @@ def test_a_log_that_is_no_file_is_refused(tmp_path):
         read_metrics(tmp_path / "metrics.jsonl")
 
 
-def test_a_run_that_continues_keeps_the_good_lines_and_the_damaged_file(tmp_path):
+def test_a_run_that_continues_keeps_the_good_lines_and_the_damaged_file(tmp_path, monkeypatch):
     path = write(tmp_path / "metrics.jsonl", [*LINES[:2], b"{", *LINES[3:]])
-    before = path.read_bytes()
+    before, synced = path.read_bytes(), []
     log = MetricsLog(RunFolder(tmp_path), 5)
     log.write({"step": 6, "loss": 9.0, "no_bleu": "too short"})
+    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
+    log.sync()
     log.close()
+    assert synced == [str(path)], "rows are on the disk when a checkpoint follows"
     assert [row["step"] for row in read_metrics(path)] == [1, 2, 4, 5, 6]
     assert (tmp_path / "metrics.jsonl.damaged").read_bytes() == before
-    assert "line 3" in log.notes[0]
-    assert log.notes[0].endswith("; the original file is metrics.jsonl.damaged")
+    assert re.search(r"line 3\b.*; the original file is metrics.jsonl.damaged$", log.notes[0])
     again = MetricsLog(RunFolder(tmp_path), 6)
     again.close()
     assert again.notes == []
 
 
-def test_rows_are_on_the_disk_when_a_checkpoint_follows(tmp_path, monkeypatch):
-    log = MetricsLog(RunFolder(tmp_path), 0)
-    log.write({"step": 1, "loss": 1.0})
-    synced = []
-    monkeypatch.setattr(os, "fsync", lambda file: synced.append(os.readlink(f"/proc/self/fd/{file}")))
-    log.sync()
-    assert synced == [str(tmp_path / "metrics.jsonl")]
-    log.close()
-
-
 def events_in(folder):
     """The events of all files, in the order in which TensorBoard reads them: by name."""
-    from tensorboardX.proto.event_pb2 import Event
-    from tensorboardX.record_writer import masked_crc32c
-
-    content, events = b"".join(file.read_bytes() for file in sorted(folder.iterdir())), []
+    content = b"".join(file.read_bytes() for file in sorted(folder.iterdir()))
     # A record: its length (8 bytes), a checksum (4), the event, a checksum (4).
     while content:
-        size = int.from_bytes(content[:8], "little")
-        events.append(Event.FromString(content[12 : 12 + size]))
-        assert content[8:12] == pack("<I", masked_crc32c(content[:8]))
-        assert content[12 + size : 16 + size] == pack("<I", masked_crc32c(content[12 : 12 + size]))
-        content = content[16 + size :]
-    return events
+        end = 12 + int.from_bytes(content[:8], "little")
+        event, checksums = content[12:end], content[8:12] + content[end : end + 4]
+        assert checksums == pack("<II", masked_crc32c(content[:8]), masked_crc32c(event))
+        yield Event.FromString(event)
+        content = content[end + 4 :]
 
 
 def test_tensorboard_reads_what_was_written_even_if_the_clock_goes_back(tmp_path, monkeypatch):
@@ -126,12 +111,14 @@ def test_tensorboard_reads_what_was_written_even_if_the_clock_goes_back(tmp_path
         log = MetricsLog(RunFolder(tmp_path), start * 100)
         log.write({"step": start * 100 + 1, "loss": start + 0.5, "huge": -1e60, "no_bleu": "too short"})
         # Read before the log is closed.
-        events = events_in(tmp_path / "tensorboard")
+        events = [*events_in(tmp_path / "tensorboard")]
         log.close()
-    assert [event.step for event in events] == [0, 1, 1, 0, 101, 101, 0, 201, 201]
-    assert sorted(event.wall_time for event in events) == [event.wall_time for event in events]
-    assert {event.file_version for event in events[::3]} == {"brain.Event:2"}
-    assert {event.session_log.status for event in events[1::3]} == {events[1].session_log.START}
+    times = [event.wall_time for event in events]
+    assert times == sorted(times)
+    # Each file says its version, the first step of its session, and figures.
+    told = [(event.step, event.file_version, event.session_log.status) for event in events]
+    expected = [[(0, "brain.Event:2", 0), (step, "", 1), (step, "", 0)] for step in (1, 101, 201)]
+    assert told == [*itertools.chain(*expected)]
     figures = [{value.tag: value.simple_value for value in event.summary.value} for event in events[2::3]]
     assert figures == [{"loss": loss, "huge": -math.inf} for loss in (0.5, 1.5, 2.5)]
 
@@ -204,36 +191,23 @@ def terminal():
 
 def test_what_there_is_room_for(clock):
     line = ProgressLine(0, 150_000, pytest.fail, terminal())
-    assert shown(line, 16) == "step 0/150000"
-    assert shown(line, 10) == "step 0/15…"
+    assert (shown(line, 16), shown(line, 10)) == ("step 0/150000", "step 0/15…")
     line.update(100_000, 3.14159, None)
     clock[0] += 10
     line.update(100_100, 3.14159, 12_345.6)
-    assert shown(line, 40) == "step 100100/150000  loss 3.1416"
-    assert shown(line, 44) == "step 100100/150000  loss 3.1416  83:10 left"
-    assert shown(line, 60) == "step 100100/150000  loss 3.1416  12,346 tokens/s  83:10 left"
-    assert re.fullmatch(r"step 100100/150000  ━+ +loss 3.1416  12,346 tokens/s  83:10 left", shown(line, 80))
-    short = ProgressLine(0, 1500, pytest.fail, terminal())
-    short.update(10, 3.14159, None)
-    clock[0] += 1
-    short.update(20, 3.14159, 12_345.6)
-    assert shown(short, 40) == "step 20/1500  loss 3.1416  2:28 left"
+    whole = ["step 100100/150000", "loss 3.1416", "12,346 tokens/s", "83:10 left"]
+    assert shown(line, 40) == "  ".join(whole[:2])
+    assert shown(line, 44) == "  ".join([*whole[:2], whole[3]])
+    assert shown(line, 60) == "  ".join(whole)
+    assert re.fullmatch(rf"{whole[0]}  ━+ +{'  '.join(whole[1:])}", shown(line, 80))
 
 
-def test_labels_while_compiling_and_evaluating(clock):
+def test_labels_take_the_place_of_the_time_left(clock):
     line = ProgressLine(0, 1500, pytest.fail, terminal())
     with line.during("compiling"):
         clock[0] += 12
         assert shown(line, 40) == f"step 0/1500{'':13}  compiling 12 s"  # the bar is still empty
     assert "compiling" not in shown(line, 80)
-    line.update(100, 3.14159, None)
-    clock[0] += 1
-    line.update(101, 3.14159, 1000)
-    with line.during("evaluating"):
-        clock[0] += 2
-        assert shown(line, 40) == "step 101/1500  evaluating 2 s"
-        assert "evaluating 2 s  loss 3.1416  1,000 tokens/s" in shown(line, 80)
-    assert "evaluating" not in shown(line, 80)
 
 
 def test_plain_lines_now_and_then_without_a_terminal(clock):

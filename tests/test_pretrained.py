@@ -1,28 +1,23 @@
 """What loading and saving take: bytes read, memory, devices; and what comes along from folder to folder."""
 
 import json
-import os
 import subprocess
 import sys
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 import tokenizers
-from safetensors.numpy import save_file
 
 from jax_tformer import TransformerConfig, load_pretrained, save_pretrained, transformer
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding.generate import generate
 from jax_tformer.files import new_folder
-from jax_tformer.hub import names
-from jax_tformer.hub.folder import open_tensors, read_origin, write_origin
-from tests.pretrained_folders import STACK, save_small
+from tests.damages import say
+from tests.pretrained_folders import STACK, save_small, words
+from tests.several_processes import finish, start
 
 
 def leaves_equal(first, second):
@@ -55,20 +50,15 @@ def test_what_a_killed_export_left_is_cleared_away(tmp_path):
 def test_what_is_saved_is_loaded(tmp_path):
     net, params = save_small(tmp_path / "model", max_shard_size="9KB")
     again, loaded, tokenizer = load_pretrained(tmp_path / "model")
-    assert again.config == net.config
-    assert tokenizer is not None
-    assert tokenizer.end_id == 0
     leaves_equal(loaded, params)
-    assert (again.origin.architecture, again.origin.generation["eos_token_id"]) == ("GPT2LMHeadModel", 0)
     # The origin is no part of the net's identity: compiled functions are shared.
-    assert again == net
-    assert hash(again) == hash(net)
+    assert (again, hash(again), tokenizer.end_id) == (net, hash(net), 0)
+    assert (again.origin.architecture, again.origin.generation["eos_token_id"]) == ("GPT2LMHeadModel", 0)
     # A changed config changes config.json, and leaves what it says beyond our config.
-    path = tmp_path / "model/config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | {"hidden_size": 16, "told": [1]}))
+    say("config.json", hidden_size=16, told=[1])(tmp_path / "model")
     again, loaded, tokenizer = load_pretrained(tmp_path / "model")
-    longer = jnp.concatenate([loaded["embedding"]["positions"]["embedding"]] * 2)
-    loaded["embedding"]["positions"]["embedding"] = longer
+    positions = loaded["embedding"]["positions"]
+    positions["embedding"] = jnp.concatenate([positions["embedding"]] * 2)
     grown = type(again)(replace(again.config, decoder=replace(again.config.output_stack, max_positions=40)))
     grown.origin = again.origin
     save_pretrained(tmp_path / "grown", grown, loaded, tokenizer)
@@ -76,24 +66,6 @@ def test_what_is_saved_is_loaded(tmp_path):
     assert (said["n_positions"], said["n_embd"], said["told"]) == (40, 16, [1])
     assert "hidden_size" not in said  # as n_embd says it
     assert load_pretrained(tmp_path / "grown")[0].config == grown.config
-
-
-def test_an_origin_goes_along_with_a_run(tmp_path):
-    save_small(tmp_path / "model")
-    origin = read_origin(tmp_path / "model")
-    (tmp_path / "run").mkdir()
-    write_origin(tmp_path / "run", origin)
-    assert read_origin(tmp_path / "run") == origin
-
-
-def test_a_part_is_read_alone(tmp_path):
-    matrix = np.arange(300 * 2048, dtype=np.float32).reshape(300, 2048)
-    save_file({"x": matrix, "scalar": np.full((), 3.0), "none": np.zeros((0, 4))}, tmp_path / "model.safetensors")
-    stored = open_tensors(tmp_path)
-    for region in ((slice(10, 20), slice(0, 2048)), (slice(10, 20), slice(1024, 2048)), (slice(7, 8), slice(3, 4))):
-        np.testing.assert_array_equal(stored["x"][region], matrix[region])
-    assert names.read(stored["scalar"]) == 3
-    assert names.read(stored["none"]).shape == (0, 4)
 
 
 PROGRAM = """
@@ -157,14 +129,8 @@ def test_peak_memory_and_devices(tmp_path):
     net = transformer(TransformerConfig(vocab_size=20000, d_model=512, decoder=stack, tied_head=True))
     params = jax.tree.map(lambda leaf: np.full(leaf.shape, 0.1, np.float32), net.shapes)
     save_pretrained(tmp_path / "large", net, params, max_shard_size="60MB")
-    environment = os.environ | {
-        "XLA_FLAGS": f"{os.environ['XLA_FLAGS']} --xla_force_host_platform_device_count=8",
-        "JAX_PLATFORMS": "cpu",
-        "PYTHONPATH": str(Path(__file__).parents[1]),
-    }
-    command = [sys.executable, "-c", PROGRAM, str(tmp_path)]
-    done = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    [(status, _, errors)] = finish([start(["-c", PROGRAM, tmp_path], 8)])
+    assert status == 0, errors
 
 
 def test_a_special_token_behind_the_table(tmp_path):
@@ -174,13 +140,9 @@ def test_a_special_token_behind_the_table(tmp_path):
     backend.add_special_tokens(["<image>"])
     backend.save(str(tmp_path / "model/tokenizer.json"))
     _, _, tokenizer = load_pretrained(tmp_path / "model")
-    assert tokenizer is not None
     assert (tokenizer.vocab_size, tokenizer.table_rows, tokenizer.encode("<image>").tolist()) == (41, 40, [40])
     save_pretrained(tmp_path / "again", net, params, tokenizer)
-    with pytest.raises(InputError, match="40"):
-        generate(net, params, [[1, 40]], DecodingConfig())
-    settings = tmp_path / "model/tokenizer_config.json"
-    settings.write_text(json.dumps(json.loads(settings.read_text()) | {"pad_token": "<image>"}))
+    say("tokenizer_config.json", pad_token="<image>")(tmp_path / "model")
     with pytest.raises(InputError, match="tokenizer of 41 ids and a model of 40"):
         load_pretrained(tmp_path / "model")
 
@@ -188,8 +150,7 @@ def test_a_special_token_behind_the_table(tmp_path):
 def test_another_tokenizer_brings_its_special_ids(tmp_path):
     save_small(tmp_path / "model")
     net, params, loaded = load_pretrained(tmp_path / "model")
-    words = {f"w{id}": id for id in range(40)}
-    other = Tokenizer(tokenizers.Tokenizer(tokenizers.models.WordLevel(words, "w0")), {"end": "w7"})
+    other = Tokenizer(words(40)._backend, {"end": "w7"})
     for name, tokenizer, end in (("same", loaded, 0), ("other", other, 7)):
         save_pretrained(tmp_path / name, net, params, tokenizer)
         for file in ("config.json", "generation_config.json"):

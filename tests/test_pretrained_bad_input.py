@@ -1,11 +1,12 @@
 """Folders that cannot be loaded, or not be written: one line each, and nothing is half done."""
 
 import json
-import os
 import shutil
-import struct
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 
+import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -14,7 +15,9 @@ from safetensors.numpy import load_file, save_file
 
 from jax_tformer import InputError, load_pretrained, save_pretrained, transformer
 from jax_tformer.config import DropoutConfig
-from tests.pretrained_folders import CONFIG, save_small, words
+from jax_tformer.hub import pretrained
+from tests.damages import cut, every, link, say, swap, write
+from tests.pretrained_folders import CONFIG, STACK, save_small, words
 from tests.small_runs import contents
 
 INDEX, WEIGHTS = "model.safetensors.index.json", "model.safetensors"
@@ -36,141 +39,80 @@ def shards(tmp_path_factory):
     return folder
 
 
-def tensors(**more):
-    """Changes arrays; None removes one."""
+def tensor(name, change):
+    """Puts an array made of the norm's scales under a name; None takes it away."""
 
     def damage(folder):
         weights = load_file(folder / WEIGHTS)
-        weights |= {name: change(weights) for name, change in more.items()}
+        weights[name] = change and change(weights[NORM])
         save_file({name: array for name, array in weights.items() if array is not None}, folder / WEIGHTS)
 
     return damage
 
 
-def config(**values):
-    """Changes fields of config.json; None removes one."""
-
-    def damage(folder):
-        fields = json.loads((folder / CONFIG_FILE).read_text()) | values
-        (folder / CONFIG_FILE).write_text(json.dumps({k: value for k, value in fields.items() if value is not None}))
-
-    return damage
-
-
-def index(**values):
-    """Changes where the index says that arrays are; None removes one."""
-
-    def damage(folder):
-        content = json.loads((folder / INDEX).read_text())
-        files = content["weight_map"] | {name.replace("norm", NORM): value for name, value in values.items()}
-        content["weight_map"] = {name: file for name, file in files.items() if file is not None}
-        (folder / INDEX).write_text(json.dumps(content))
-
-    return damage
-
-
-def text(name, content):
-    return lambda folder: (folder / name).write_text(content)
-
-
-def shortened(name, by=7):
-    return lambda folder: os.truncate(folder / name, (folder / name).stat().st_size - by)
-
-
-def removed(name):
-    return lambda folder: (folder / name).unlink()
-
-
-def moved_out(name):
-    def damage(folder):
-        (folder / name).rename(folder.parent / name)
-        (folder / name).symlink_to(folder.parent / name)
-
-    return damage
-
-
 def pickled(name):
-    def damage(folder):
-        (folder / WEIGHTS).unlink()
-        (folder / name).write_bytes(b"PK\x03\x04 and so on")
-
-    return damage
+    return every(write(WEIGHTS, None), write(name, b"PK\x03\x04 and so on"))
 
 
 def other_tokenizer(count):
     return lambda folder: words(count).save(folder)
 
 
-def header(**values):
-    """Changes what a header says of an array: sizes and places are from a stranger."""
-
-    def damage(folder):
-        data = (folder / WEIGHTS).read_bytes()
-        (length,) = struct.unpack("<Q", data[:8])
-        said = json.loads(data[8 : 8 + length])
-        told = json.dumps(said | {NORM: said[NORM] | values}).encode()
-        (folder / WEIGHTS).write_bytes(struct.pack("<Q", len(told)) + told + data[8 + length :])
-
-    return damage
+def index(name, file):
+    """Says that this array alone is somewhere, in this file."""
+    return write(INDEX, json.dumps({"weight_map": {name: file}}))
 
 
 NORM, CONFIG_FILE = "transformer.ln_f.weight", "config.json"
 GENERATION, TOKENIZER = "generation_config.json", "tokenizer.json"
 OUTSIDE = "expected a file of this folder"
+BROKEN = "model.safetensors is truncated or damaged"
 DAMAGES = [
-    (config(quantization_config={"bits": 4}), "quantization_config is set"),
-    (config(auto_map={"AutoModel": "x.py"}), r"code of its own \(auto_map\), which is not run"),
-    (config(n_layer=10**9), "n_layer is 1000000000 .* expected at most 1000"),
-    (config(n_inner=2**31), r"c_fc.weight is \[16, 48\], expected \[16, 2147483648\]"),
-    (config(n_embd=2**66), r"expected \[73786976294838206464"),
-    (config(n_positions=21), r"wpe.weight is \[20, 16\], expected \[21, 16\]"),
-    (text(CONFIG_FILE, "[" * 10**5), "nested more than 64 deep"),
-    (text(CONFIG_FILE, "{"), "config.json is damaged: it is not JSON"),
-    (text(CONFIG_FILE, "[]"), "holds list; expected a JSON object"),
-    (removed(CONFIG_FILE), "has no config.json"),
-    (moved_out(CONFIG_FILE), "is a link out of the folder"),
-    (text(GENERATION, "[]"), "holds list"),
-    (text(GENERATION, '{"temperature": -1}'), "temperature is -1 in .*generation_config.json; expected a number of at"),
-    (text(TOKENIZER, '{"model":' * 10**5), "tokenizer.json is not a tokenizer .*recursion limit"),
-    (text(TOKENIZER, "{}"), "tokenizer.json is not a tokenizer"),
+    (say(CONFIG_FILE, quantization_config={"bits": 4}), "quantization_config is set"),
+    (say(CONFIG_FILE, auto_map={"AutoModel": "x.py"}), r"code of its own \(auto_map\), which is not run"),
+    (say(CONFIG_FILE, n_layer=10**9), "n_layer is 1000000000 .* expected at most 1000"),
+    (say(CONFIG_FILE, n_inner=2**66), r"c_fc.weight is \[16, 48\], expected \[16, 73786976294838206464\]"),
+    (write(CONFIG_FILE, "[" * 10**5), "nested more than 64 deep"),
+    (write(CONFIG_FILE, "[]"), "holds list; expected a JSON object"),
+    (write(CONFIG_FILE, None), "has no config.json"),
+    (link(CONFIG_FILE, "/etc/hostname"), "is a link out of the folder"),
+    (write(GENERATION, "[]"), "holds list"),
+    (
+        write(GENERATION, '{"temperature": -1}'),
+        "temperature is -1 in .*generation_config.json; expected a number of at",
+    ),
+    (write(TOKENIZER, '{"model":' * 10**5), "tokenizer.json is not a tokenizer .*recursion limit"),
     (other_tokenizer(41), "tokenizer of 41 ids and a model of 40"),
-    (lambda folder: (other_tokenizer(30)(folder), config(bos_token_id=39)(folder)), "bos_token_id is 39"),
-    (tensors(**{"x" * 2**20: lambda weights: weights[NORM]}), r"unexpected \(xxx"),
-    (tensors(**{NORM: lambda weights: None}), r"1 missing \(transformer.ln_f.weight\)"),
-    (tensors(**{"ln_f.weight": lambda weights: weights[NORM]}), r"1 given twice \((transformer\.)?ln_f.weight\)"),
-    (tensors(**{NORM: lambda weights: np.ones(16, np.int8)}), "ln_f.weight as I8"),
-    (shortened(WEIGHTS), "model.safetensors is truncated or damaged"),
-    (lambda folder: os.truncate(folder / WEIGHTS, 5), "truncated or damaged"),
-    (header(data_offsets=[0, 1 << 50]), "truncated or damaged"),
-    (header(shape=[1 << 40, 1 << 40]), "truncated or damaged"),
-    (header(dtype="F128"), "truncated or damaged"),
+    (every(other_tokenizer(30), say(CONFIG_FILE, bos_token_id=39)), "bos_token_id is 39"),
+    (tensor("x" * 2**20, np.copy), r"unexpected \(xxx"),
+    (tensor(NORM, None), r"1 missing \(transformer.ln_f.weight\)"),
+    (tensor("ln_f.weight", np.copy), r"1 given twice \((transformer\.)?ln_f.weight\)"),
+    (tensor(NORM, lambda norm: norm.astype(np.int8)), "ln_f.weight as I8"),
+    (cut(WEIGHTS), BROKEN),
+    (write(WEIGHTS, "{"), BROKEN),
+    (swap(WEIGHTS, b'"data_offsets":[0,', b'"data_offsets":[9,'), BROKEN),
+    (swap(WEIGHTS, b'"shape":[16]', b'"shape":[99]'), BROKEN),
+    (swap(WEIGHTS, b'"F32"', b'"F99"'), BROKEN),
     (pickled("pytorch_model.bin"), r"holds pytorch_model.bin .* run code; .*save_pretrained"),
-    (pickled("model.pt"), "holds model.pt"),
     (pickled(WEIGHTS), "is a pickle by another name"),
     (pickled("flax_model.msgpack"), "jax-tformer from-flax"),
     (pickled("m.gguf"), r"holds m.gguf, .* expected safetensors; .*gguf_file='m.gguf'\)\.save_pretrained"),
-    (lambda folder: (pickled("m.gguf")(folder), removed(CONFIG_FILE)(folder)), "holds m.gguf, .* expected safetensors"),
-    (removed(WEIGHTS), "has neither model.safetensors nor"),
-    (lambda folder: (removed(WEIGHTS)(folder), (folder / WEIGHTS).mkdir()), "model.safetensors is a folder"),
-    (moved_out(WEIGHTS), "is a link out of the folder"),
-    (
-        lambda folder: (removed(WEIGHTS)(folder), (folder / WEIGHTS).symlink_to("nowhere")),
-        "model.safetensors does not exist",
-    ),
+    (every(pickled("m.gguf"), write(CONFIG_FILE, None)), "holds m.gguf, .* expected safetensors"),
+    (write(WEIGHTS, None), "has neither model.safetensors nor"),
+    (every(write(WEIGHTS, None), lambda folder: (folder / WEIGHTS).mkdir()), "model.safetensors is a folder"),
+    (link(WEIGHTS, "/etc/hostname"), "is a link out of the folder"),
+    (link(WEIGHTS, "nowhere"), "model.safetensors does not exist"),
 ]
 SHARD_DAMAGES = [
-    (removed(SHARD), f"{SHARD} does not exist"),
-    (shortened(SHARD), f"{SHARD} is truncated or damaged"),
-    (moved_out(SHARD), "is a link out of the folder"),
-    (index(norm="../model.safetensors"), OUTSIDE),
-    (index(norm="/etc/x.safetensors"), OUTSIDE),
-    (index(norm=".."), OUTSIDE),
-    (index(norm=3), r"is in 3; expected"),
-    (index(norm="x.bin"), "names x.bin; expected .*safetensors"),
-    (index(more=SHARD), "lacks more, which the index promises"),
-    (index(norm=None), "which the index does not list"),
-    (text(INDEX, '{"weight_map": {}}'), "has no weight_map"),
-    (text(INDEX, "[]"), "has no weight_map"),
+    (write(SHARD, None), f"{SHARD} does not exist"),
+    (cut(SHARD), f"{SHARD} is truncated or damaged"),
+    (link(SHARD, "/etc/hostname"), "is a link out of the folder"),
+    *((index(NORM, place), OUTSIDE) for place in ("../model.safetensors", "/etc/x.safetensors", "..")),
+    (index(NORM, 3), r"is in 3; expected"),
+    (index(NORM, "x.bin"), "names x.bin; expected .*safetensors"),
+    (index("more", SHARD), "lacks more, which the index promises"),
+    (index(NORM, SHARD), "which the index does not list"),
+    (write(INDEX, "[]"), "has no weight_map"),
 ]
 
 
@@ -188,16 +130,9 @@ def test_damaged_folders(original, damage, message, request, tmp_path):
 
 
 def test_a_file_that_shrinks_while_it_is_read(whole, tmp_path, monkeypatch):
-    from jax_tformer.hub import pretrained
-
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     placed = pretrained._placed
-
-    def shrink(*arguments):
-        shortened(WEIGHTS, 900)(folder)
-        return placed(*arguments)
-
-    monkeypatch.setattr(pretrained, "_placed", shrink)
+    monkeypatch.setattr(pretrained, "_placed", lambda *given: (cut(WEIGHTS, 900)(folder), placed(*given))[1])
     with pytest.raises(InputError, match="changed while it was read"):
         load_pretrained(folder)
 
@@ -218,8 +153,6 @@ def test_bad_arguments(name, options, message, whole):
 
 
 def test_names_without_a_network(monkeypatch):
-    import huggingface_hub
-
     def offline(*arguments, **options):
         raise ConnectionError("no route")
 
@@ -227,54 +160,53 @@ def test_names_without_a_network(monkeypatch):
     monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
     for options in ({}, {"revision": "1234"}):
         with pytest.raises(InputError, match=r"'some/gpt2' is no folder here and the .* hub did not give it \(Conn"):
-            load_pretrained("some/gpt2", **options)  # type: ignore[arg-type]
+            load_pretrained("some/gpt2", **options)
 
 
 def test_names_on_the_hub(whole, tmp_path, monkeypatch):
     """In the hub's cache the files of a commit are links to blobs beside it."""
-    import huggingface_hub
-
     blobs, snapshot = tmp_path / "models--some/blobs", tmp_path / "models--some/snapshots/1234"
     shutil.copytree(whole, blobs)
     snapshot.mkdir(parents=True)
     for path in blobs.iterdir():
         (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
-    asked = []
 
     def download(name, *, repo_type, revision, allow_patterns):
-        asked.append((repo_type, name, revision))
+        assert (repo_type, name, revision) == ("model", "some/gpt2", "1234")
         assert {"config.json", "tokenizer.json", "model*.safetensors", INDEX} <= set(allow_patterns)
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub, "model_info", lambda name: type("Info", (), {"sha": "1234"}))
+    monkeypatch.setattr(huggingface_hub, "model_info", lambda name: SimpleNamespace(sha="1234"))
     with pytest.raises(InputError, match="expected the commit to use; the newest is revision 1234"):
         load_pretrained("some/gpt2")
     net, _, tokenizer = load_pretrained("some/gpt2", revision="1234")
-    assert asked == [("model", "some/gpt2", "1234")]
+    assert net.config == load_pretrained(whole)[0].config
     assert tokenizer is not None
-    assert net == transformer(net.config)
+
+
+SINUSOIDAL = replace(CONFIG, decoder=replace(STACK, positions="sinusoidal_half", max_positions=None))
 
 
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("config", "options", "message"),
     [
-        ({"architecture": "BertModel"}, "do not both have an encoder"),
-        ({"architecture": "T5Stack"}, "architecture is 'T5Stack'; expected one of .*GPT2LMHeadModel"),
-        ({"dtype": "int8"}, "dtype is 'int8'; expected one of float64"),
-        ({"max_shard_size": "5 gigs"}, "max_shard_size is '5 gigs'"),
-        ({"max_shard_size": 0}, "max_shard_size is 0"),
-        ({"tokenizer": words(41)}, "41 ids and the model's table 40 rows"),
-        ({"params": {}}, "missing"),
-        ({"dtype": "float16", "scale": 1e9}, r"holds numbers that F16 cannot; save with dtype='float32'"),
+        (CONFIG, {"architecture": "BertModel"}, "do not both have an encoder"),
+        (CONFIG, {"architecture": "T5Stack"}, "architecture is 'T5Stack'; expected one of .*GPT2LMHeadModel"),
+        (SINUSOIDAL, {}, r"no class .* GPT2LMHeadModel.*; the nearest: .*decoder\.positions"),
+        (CONFIG, {"dtype": "int8"}, "dtype is 'int8'; expected one of float64"),
+        (CONFIG, {"max_shard_size": "5 gigs"}, "max_shard_size is '5 gigs'"),
+        (CONFIG, {"max_shard_size": 0}, "max_shard_size is 0"),
+        (CONFIG, {"tokenizer": words(41)}, "41 ids and the model's table 40 rows"),
+        (CONFIG, {"params": {}}, "missing"),
+        (CONFIG, {"dtype": "float16"}, r"holds numbers that F16 cannot; save with dtype='float32'"),
     ],
 )
-def test_what_cannot_be_saved(options, message, tmp_path):
-    net = transformer(CONFIG)
-    params = jax.tree.map(lambda leaf: leaf + options.get("scale", 0), net.init(jax.random.key(0)))
-    more = {name: value for name, value in options.items() if name not in ("params", "scale")}
+def test_what_cannot_be_saved(config, options, message, tmp_path):
+    net = transformer(config)
+    large = {"params": jax.tree.map(lambda leaf: jnp.full(leaf.shape, 1e9), net.shapes)}
     with pytest.raises(InputError, match=message) as error:
-        save_pretrained(tmp_path / "new", net, options.get("params", params), **more)
+        save_pretrained(tmp_path / "new", net, **(large | options))
     assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
@@ -291,19 +223,10 @@ def test_nothing_is_overwritten(whole, tmp_path):
     assert contents(tmp_path) == before
 
 
-def test_a_config_that_no_class_expresses(tmp_path):
-    from dataclasses import replace
-
-    odd = replace(CONFIG, decoder=replace(CONFIG.output_stack, positions="sinusoidal_half", max_positions=None))
-    net = transformer(odd)
-    with pytest.raises(InputError, match=r"no class .* GPT2LMHeadModel.*; the nearest: .*decoder\.positions"):
-        save_pretrained(tmp_path / "new", net, net.init(jax.random.key(0)))
-    # What only training uses is left out where the class has no place for it.
+def test_what_only_training_uses_is_left_out_where_the_class_has_no_place_for_it(tmp_path):
     net = transformer(replace(CONFIG, initializer="xavier_uniform", dropout=DropoutConfig(feedforward=0.1)))
-    params = net.init(jax.random.key(0))
+    params, tokens = net.init(jax.random.key(0)), jnp.ones((1, 5), int)
     save_pretrained(tmp_path / "trained", net, params)
     again, loaded, tokenizer = load_pretrained(tmp_path / "trained")
-    assert tokenizer is None
-    assert again.config.dropout == DropoutConfig()
-    tokens = jnp.ones((1, 5), int)
+    assert (again.config.dropout, tokenizer) == (DropoutConfig(), None)
     assert jnp.array_equal(again.apply(loaded, tokens), net.apply(params, tokens))

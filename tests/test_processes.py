@@ -1,6 +1,5 @@
 """Several processes train as one does: the same batches, losses and checkpoints; and they end together."""
 
-import hashlib
 import json
 import re
 import resource
@@ -11,14 +10,11 @@ import time
 import numpy as np
 import pytest
 
-from jax_tformer.cli.train import main as train_main
+from jax_tformer.cli.train import train_options
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import DistributedConfig, MaskedTextData, PairData, TextData, TrainingConfig
-from jax_tformer.config.presets import EXPERIMENTS
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
-from jax_tformer.files import to_dict
+from jax_tformer.config.experiment import DistributedConfig
 from jax_tformer.training import processes
-from tests.several_processes import ROOT, SMALL, finish, free_port, start, train
+from tests.several_processes import ROOT, SMALL, finish, flags, free_port, start, together, train
 from tests.small_runs import losses as losses_of
 
 SHAPES = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 8, 1), (1, 4, 2), (1, 2, 4), (1, 1, 8)]
@@ -26,17 +22,15 @@ SHAPES = [(8, 1, 1), (4, 2, 1), (4, 1, 2), (2, 4, 1), (2, 2, 2), (2, 1, 4), (1, 
 
 def train_together(count, devices, cases, what="losses"):
     """Returns what train_together.py computes for `cases` in `count` processes."""
-    port = free_port()
 
-    def asked(number):
-        where = {"coordinator": f"localhost:{port}", "processes": count, "process": number, "timeout": 60}
-        return json.dumps({"what": what, "cases": cases, "distributed": where if count > 1 else {}})
+    def program(where):
+        asked = {"what": what, "cases": cases, "distributed": where}
+        return [ROOT / "tests" / "train_together.py", json.dumps(asked)]
 
-    program = ROOT / "tests" / "train_together.py"
-    found = finish([start([program, asked(number)], devices) for number in range(count)])
-    assert all(status == 0 for status, *_ in found), found
-    assert all(output == "" for _, output, _ in found[1:]), "only the first process speaks"
-    return json.loads(found[0][1])
+    (first, *others) = finish(together(count, devices, program))
+    assert first[0] == 0, first
+    assert all(end[:2] == (0, "") for end in others), "only the first process speaks"
+    return json.loads(first[1])
 
 
 def mesh(shape):
@@ -85,35 +79,6 @@ def test_devices_and_processes_answer_as_one_does():
     assert len({str(answer[0]) for answer in one[0][0][0][0]}) > 2, "the prompts have different answers"
 
 
-@pytest.fixture(params=["text", "masked", "pairs", "dates"])
-def data(request, tmp_path):
-    (tmp_path / "text.txt").write_text("".join(f"{n} bottles of beer on the wall.\n" for n in range(60)))
-    (tmp_path / "pairs.tsv").write_text("".join(f"source {n}\tziel {n}\n" for n in range(40)))
-    return {
-        "text": TextData(path=str(tmp_path / "text.txt"), context_length=16),
-        "masked": MaskedTextData(path=str(tmp_path / "text.txt"), context_length=16),
-        "pairs": PairData(path=str(tmp_path / "pairs.tsv"), source_length=12, target_length=8),
-        "dates": PairData("dates", source_length=48, target_length=11),
-    }[request.param]
-
-
-def test_batches_do_not_depend_on_who_makes_their_rows(data):
-    """Byte for byte, for 1, 2, 4 and 8 processes, from any step, and where held-out rows fill up a batch."""
-    training = TrainingConfig(batch_size=16, evaluate_batches=3, seed=5)
-    tokenizer = build_tokenizer_for(data)
-
-    def digests(count):
-        parts = [build_pipeline(data, training, tokenizer, rows) for rows in np.split(np.arange(16), count)]
-        steps = [[part.train[number] for part in parts] for number in (0, 1, 7, 1000)]
-        steps += [list(batch) for batch in zip(*(part.evaluation for part in parts), strict=True)]
-        whole = [{name: np.concatenate([part[name] for part in step]) for name in step[0]} for step in steps]
-        return [{name: hashlib.sha256(rows.tobytes()).hexdigest() for name, rows in step.items()} for step in whole]
-
-    one = digests(1)
-    assert len({json.dumps(step) for step in one}) == len(one)
-    assert one == digests(2) == digests(4) == digests(8)
-
-
 def rows_of(run):
     names = ("step", "loss", "gradient_norm", "val_loss")
     rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
@@ -133,7 +98,7 @@ def wait_for_steps(run, steps, children):
 def test_a_run_goes_on_in_any_number_of_processes(tmp_path):
     """Two processes, one of which is told to stop, then four, then one: the losses of one long run."""
     long = ("--steps", "90", "--training.evaluate-every", "30")
-    assert all(status == 0 for status, *_ in finish(train(tmp_path / "one", 1, 4, *long)))
+    assert finish(train(tmp_path / "one", 1, 4, *long))[0][0] == 0
     run = tmp_path / "several"
     for count, devices in ((2, 2), (4, 1)):
         before = len(rows_of(run)) if run.exists() else 0
@@ -143,28 +108,17 @@ def test_a_run_goes_on_in_any_number_of_processes(tmp_path):
         ends = finish(children)
         assert [status for status, *_ in ends] == [128 + signal.SIGTERM] * count, ends
         assert "the same command continues the run" in ends[0][1]
-    assert all(status == 0 for status, *_ in finish(train(run, 1, 4, *long)))
+    assert finish(train(run, 1, 4, *long))[0][0] == 0
     np.testing.assert_allclose(rows_of(run), rows_of(tmp_path / "one"), rtol=1e-11)
-    sessions = [json.loads(line)["devices"] for line in (run / "sessions.jsonl").read_text().splitlines()]
-    assert len(sessions) == 3
+    assert len((run / "sessions.jsonl").read_text().splitlines()) == 3
 
 
-@pytest.mark.deep
-def test_the_two_terminals_of_the_page(tmp_path):
-    page = (ROOT / "docs" / "clusters.md").read_text()
-    commands = re.findall(r"python train\.py python-docs .*\n.*--distributed\.process \d", page)
-    assert len(commands) == 2
-    port, children = free_port(), []
-    for command in commands:
-        words = command.replace("\\\n", " ").replace("localhost:12345", f"localhost:{port}").split()[2:]
-        assert words[1:3] == ["--run", "runs/two"]
-        children.append(start([ROOT / "train.py", words[0], *words[3:], *SMALL[1:], "--run", tmp_path / "two"], 2))
-    (first, *said), other = finish(children)
-    assert (first, other) == (0, (0, "", "")), (said, other)
-    assert "mesh data 1 x fsdp 4 x context 1 x tensor 1: each device holds" in said[0]
-    assert finish(train(tmp_path / "one", 1, 4))[0][0] == 0
-    np.testing.assert_allclose(rows_of(tmp_path / "two"), rows_of(tmp_path / "one"), rtol=1e-12)
-    assert (tmp_path / "two" / "samples.txt").read_text() == (tmp_path / "one" / "samples.txt").read_text()
+def test_the_two_terminals_of_the_page_train_together():
+    page = (ROOT / "docs" / "clusters.md").read_text().replace("\\\n", "")
+    commands = [words.split() for words in re.findall(r"python train\.py (.* --distributed\.process .*)", page)]
+    given = [train_options(command).options.distributed for command in commands]
+    assert [asked.process for asked in given] == [0, 1]
+    assert {(asked.coordinator, asked.processes) for asked in given} == {("localhost:12345", 2)}
 
 
 @pytest.mark.deep
@@ -176,20 +130,19 @@ def test_a_loss_that_is_not_finite_ends_all_and_is_found(tmp_path):
 
 @pytest.mark.deep
 def test_generate_py_in_two_processes(tmp_path):
-    run, port, texts = tmp_path / "run", free_port(), tmp_path / "texts.txt"
+    run, texts = tmp_path / "run", tmp_path / "texts.txt"
     assert finish(train(run, 1, 1, "--mesh.fsdp", "1"))[0][0] == 0
     texts.write_text("import\nfor\n\ndef\n")
-    program = [ROOT / "generate.py", run, "--max-new-tokens", 8, "--file", texts]
-    several = ["--mesh.fsdp", 2, "--mesh.tensor", 2, "--distributed.coordinator", f"localhost:{port}"]
-    several += ["--distributed.processes", 2, "--distributed.process"]
-    ((status, expected, told),) = finish([start(program, 1)])
-    first, other = finish([start([*program, *several, number], 2) for number in range(2)])
+
+    def answer(count, devices, *more):
+        program = [ROOT / "generate.py", run, "--max-new-tokens", 8, *more]
+        return finish(together(count, devices, lambda where: [*program, *flags(where)]))
+
+    ((status, expected, told),) = answer(1, 1, "--file", texts)
     assert (status, expected.count("---"), told.count("tokens/s")) == (0, 6, 1)
-    assert first[:2] == (0, expected)
-    assert other == (0, "", "")
-    port = free_port()
-    several[5] = f"localhost:{port}"
-    for status, output, told in finish([start([*program[:-2], *several, number], 2) for number in range(2)]):
+    first, other = answer(2, 2, "--file", texts, "--mesh.fsdp", 2, "--mesh.tensor", 2)
+    assert (first[:2], other) == ((0, expected), (0, "", ""))
+    for status, output, told in answer(2, 2):
         assert (status, output) == (2, "")
         assert told.endswith("standard input is of one process, and there are several; give the texts with --file\n")
 
@@ -204,18 +157,14 @@ def test_generate_py_in_two_processes(tmp_path):
 )
 def test_processes_whose_folders_differ_refuse_together(tmp_path, begun, message):
     """A disk of each machine's own in place of a shared one: refused before the first step."""
-    run, other, port = tmp_path / "run", tmp_path / "other", free_port()
+    folders = [tmp_path / "run", tmp_path / "other"]
     if begun:
-        assert finish(train(run, 1, 4))[0][0] == 0
-    where = ["--distributed.coordinator", f"localhost:{port}", "--distributed.processes", 2, "--distributed.process"]
-    children = [
-        start([ROOT / "train.py", *SMALL, "--steps", 9, "--run", folder, *where, number], 2)
-        for number, folder in enumerate((run, other))
-    ]
-    for status, _, errors in finish(children):
+        assert finish(train(folders[0], 1, 4))[0][0] == 0
+    command = [ROOT / "train.py", *SMALL, "--steps", 9, "--run"]
+    for status, _, errors in finish(together(2, 2, lambda where: [*command, folders[where["process"]], *flags(where)])):
         assert (status, message in errors) == (2, True), errors
-    assert not other.exists()
-    assert begun or not (run / "metrics.jsonl").exists()
+    assert not folders[1].exists()
+    assert begun or not (folders[0] / "metrics.jsonl").exists()
 
 
 @pytest.mark.deep
@@ -246,17 +195,14 @@ def test_two_processes_export_what_one_does(tmp_path):
 
 
 def test_processes_that_differ_refuse_together(tmp_path):
-    port = free_port()
-    where = ["--distributed.coordinator", f"localhost:{port}", "--distributed.processes", 2, "--distributed.process"]
-    children = [
-        start([ROOT / "train.py", *SMALL, "--run", tmp_path / "run", "--lr", rate, *where, number], 2)
-        for number, rate in enumerate((0.1, 0.2))
-    ]
-    for status, output, errors in finish(children):
+    command = [ROOT / "train.py", *SMALL, "--run", tmp_path / "run", "--lr"]
+    rates = (0.1, 0.2)
+    for status, output, errors in finish(
+        together(2, 2, lambda where: [*command, rates[where["process"]], *flags(where)])
+    ):
         assert (status, output) == (2, "")
-        assert errors.endswith(
-            "process 1 of 2 has config.optimizer.learning_rate 0.2 (the first: 0.1); start all with the same\n"
-        )
+        told = "process 1 of 2 has config.optimizer.learning_rate 0.2 (the first: 0.1); start all with the same\n"
+        assert errors.endswith(told)
     assert not (tmp_path / "run").exists()
 
 
@@ -301,11 +247,6 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, number):
 @pytest.mark.parametrize(
     ("variables", "given", "message"),
     [
-        (
-            {"PMI_SIZE": "4"},
-            {},
-            "4 processes were started, and nothing says where they meet; expected --dis",
-        ),
         ({}, {"coordinator": "localhost:1"}, "coordinator is given and --distributed.processes and --distributed.proc"),
         ({"PMI_SIZE": "4"}, {"coordinator": "localhost:1"}, "is given and --distributed.process not"),
         ({}, {"processes": 4}, "processes given without coordinator; expected HOST:PORT"),
@@ -331,16 +272,6 @@ def test_what_a_lost_process_breaks_waits_until_jax_knows_which(kind, seconds, m
         with pytest.raises(kind, match=message), processes.joined(DistributedConfig()):
             raise kind(message)
     assert waited == seconds
-
-
-@pytest.mark.parametrize(("variables", "coordinator"), [({"PMI_SIZE": "2"}, None), ({}, "localhost:1")])
-def test_a_report_is_drawn_by_one_process(variables, coordinator, monkeypatch, tmp_path):
-    for name, value in variables.items():
-        monkeypatch.setenv(name, value)
-    (tmp_path / "config.json").write_text(json.dumps(to_dict(EXPERIMENTS["dates"].config)))
-    where = [] if coordinator is None else ["--distributed.coordinator", coordinator]
-    with pytest.raises(InputError, match=r"train\.py --report runs in one"):
-        train_main(["--run", str(tmp_path), "--report", *where])
 
 
 def test_a_port_in_use_is_refused():

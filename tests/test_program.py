@@ -1,6 +1,5 @@
 """What a program says, and its exit status, where there is no memory, no device, or nobody who takes its output."""
 
-import asyncio
 import io
 import os
 import signal
@@ -11,7 +10,6 @@ from pathlib import Path
 import jax
 import pytest
 
-from jax_tformer.runs import checkpoints
 from jax_tformer.runs.metrics import ProgressLine
 from jax_tformer.terminal import Interruption, run_program
 
@@ -101,19 +99,11 @@ def test_output_that_nobody_takes(output, status, said, when, tmp_path):
     # A reader that has gone before anything is written.
     program.write_text(PROGRAM.replace("import sys", "import sys, time; time.sleep(0.2)") if "|" in output else PROGRAM)
     command, _, reader = output.partition("|")
-    done = subprocess.run(
-        [
-            "bash",
-            "-c",
-            f'"{sys.executable}" program.py "{when}" {command} {f"| {reader}" if reader else ""}; '
-            "exit ${PIPESTATUS[0]}",
-        ],
-        capture_output=True,
-        text=True,
-        cwd=tmp_path,
-        env=os.environ | {"PYTHONPATH": str(ROOT)},
-        check=False,
+    line = (
+        f'"{sys.executable}" program.py "{when}" {command} {f"| {reader}" if reader else ""}; exit ${{PIPESTATUS[0]}}'
     )
+    where = {"cwd": tmp_path, "env": os.environ | {"PYTHONPATH": str(ROOT)}}
+    done = subprocess.run(["bash", "-c", line], capture_output=True, text=True, **where)
     assert (done.returncode, done.stderr, done.stdout) == (status, said, "")
 
 
@@ -130,33 +120,11 @@ def test_every_character_can_be_printed(monkeypatch):
     assert (stop.value.code, printed.getvalue().decode()) == (0, "\N{BOX DRAWINGS HEAVY HORIZONTAL} \\udc80\n")
 
 
-def test_a_failed_save_prints_no_tracebacks(monkeypatch, capsys):
-    """TensorStore's threads report it to an event loop that Orbax has closed; nothing can catch what that raises."""
-
-    class Late:
-        def __init__(self, report):
-            self.report = report
-
-        def __del__(self):
-            self.report()
-
-    loop = asyncio.new_event_loop()
-    loop.close()
-    monkeypatch.setattr(sys, "unraisablehook", sys.__unraisablehook__)
-    checkpoints.orbax.cache_clear()
-    checkpoints.orbax()
-    Late(lambda: loop.call_soon_threadsafe(print))
-    assert capsys.readouterr().err == ""
-    Late(lambda: 1 / 0)
-    assert "ZeroDivisionError" in capsys.readouterr().err
-
-
-def test_a_run_whose_lines_reach_nobody_is_asked_to_save_and_end(monkeypatch, tmp_path):
-    for place in ("/dev/full", "a pipe"):
-        read, write = os.pipe()
-        os.close(read)
-        output = open(place, "w") if place == "/dev/full" else os.fdopen(write, "w")  # noqa: SIM115
-        monkeypatch.setattr(sys, "stdout", output)
+def test_a_run_whose_lines_reach_nobody_is_asked_to_save_and_end(monkeypatch):
+    read, write = os.pipe()
+    os.close(read)
+    for place in ("/dev/full", write):
+        monkeypatch.setattr(sys, "stdout", open(place, "w"))  # noqa: SIM115
         with Interruption() as stop, ProgressLine(0, 2, stop.unheard) as line:
             line.say("hello")
             assert stop.status == 141
@@ -169,34 +137,35 @@ def test_a_run_whose_lines_reach_nobody_is_asked_to_save_and_end(monkeypatch, tm
 
 
 @pytest.fixture
-def handlers():
+def send():
+    """Sends a signal to this process, whose handlers come back afterwards."""
     before = {kind: signal.getsignal(kind) for kind in (signal.SIGHUP, signal.SIGTERM)}
-    yield
+    yield lambda kind: os.kill(os.getpid(), kind)
     for kind, handler in before.items():
         signal.signal(kind, handler)
 
 
 @pytest.mark.parametrize("kind", [signal.SIGHUP, signal.SIGTERM])
-def test_the_first_signal_is_kept_and_the_handlers_come_back(kind, handlers):
+def test_the_first_signal_is_kept_and_the_handlers_come_back(kind, send):
     before = signal.getsignal(kind)
     with Interruption() as stop:
         assert stop.signal is None
-        os.kill(os.getpid(), kind)
+        send(kind)
         assert (stop.signal, stop.status) == (kind, 128 + kind)
     assert signal.getsignal(kind) is before
 
 
-def test_a_second_one_breaks_off_but_a_terminal_that_closes_may_say_so_twice(handlers):
+def test_a_second_one_breaks_off_but_a_terminal_that_closes_may_say_so_twice(send):
     with Interruption() as stop:
-        os.kill(os.getpid(), signal.SIGHUP)
-        os.kill(os.getpid(), signal.SIGHUP)
+        send(signal.SIGHUP)
+        send(signal.SIGHUP)
         assert stop.signal == signal.SIGHUP
         with pytest.raises(KeyboardInterrupt):
-            os.kill(os.getpid(), signal.SIGTERM)
+            send(signal.SIGTERM)
 
 
-def test_under_nohup_a_closing_terminal_stays_ignored(handlers):
+def test_under_nohup_a_closing_terminal_stays_ignored(send):
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
     with Interruption() as stop:
-        os.kill(os.getpid(), signal.SIGHUP)
+        send(signal.SIGHUP)
         assert stop.signal is None

@@ -2,13 +2,10 @@
 
 import json
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tformer.config.errors import InputError
-from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
 from tests.several_processes import ROOT, finish, start
 from tests.split_rows import CASES
@@ -50,15 +47,3 @@ def test_stripes_see_together_what_whole_rows_see(causal, window):
         assert set(seen[:3].any(0).nonzero()[0]) <= set(first)
         assert set(seen[3:].any(0).nonzero()[0]) <= set(second)
         assert len(first) < 24
-
-
-@pytest.mark.parametrize("implementation", ["cudnn", "pallas"])
-def test_kernels_compute_no_split_rows(implementation):
-    arrays = [jax.ShapeDtypeStruct((1, 128, 2, 64), jnp.float32)] * 3
-    with (
-        jax.sharding.use_abstract_mesh(jax.sharding.AbstractMesh((2,), ("context",))),
-        pytest.raises(
-            InputError, match=f"'{implementation}', which computes no rows split over devices .--mesh.context.; "
-        ),
-    ):
-        jax.eval_shape(lambda *given: attend_by(implementation, *given, Mask(causal=True), 1.0), *arrays)

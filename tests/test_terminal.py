@@ -33,27 +33,22 @@ def test_what_is_shown():
 
 
 @pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
-def test_answers_on_a_terminal_and_in_a_pipe(stream, monkeypatch):
+def test_what_is_said_on_a_terminal_and_in_a_pipe(stream, monkeypatch):
     monkeypatch.setattr(sys, "stdout", stream)
+    monkeypatch.setenv("TERM", "xterm")
     text = TextOutput("prompt", alone=False)
     text.answers(TEXT, [ANSWER])
     assert text.stream(TEXT, iter(["wa", "s\x1b"])) == ["wa", "s\x1b"]
     say(TITLE)
-    raw = f"--- prompt 1 ---\nIt {TITLE}{ANSWER.text}\n\n--- prompt 1 ---\nIt {TITLE}was\x1b\n\n{TITLE}\n"
-    assert stream.getvalue() == (visible(raw) if stream.isatty() else raw)
-    stream.truncate(0)
-    stream.seek(0)
-    JsonOutput("prompt").answers(TEXT, [ANSWER])
-    assert json.loads(stream.getvalue())["completions"][0]["text"] == ANSWER.text
-    assert ("\x9b" in stream.getvalue()) != stream.isatty()
-
-
-@pytest.mark.parametrize("stream", [Terminal(), io.StringIO()])
-def test_lines_of_training(stream, monkeypatch):
-    monkeypatch.setattr(sys, "stdout", stream)
-    monkeypatch.setenv("TERM", "xterm")
     ProgressLine(0, 1, unheard=pytest.fail).say("runs/\x1b[2Jname")
-    assert stream.getvalue() == ("runs/\\u001b[2Jname\n" if stream.isatty() else "runs/\x1b[2Jname\n")
+    answers = f"--- prompt 1 ---\nIt {TITLE}{ANSWER.text}\n\n--- prompt 1 ---\nIt {TITLE}was\x1b\n\n"
+    raw = f"{answers}{TITLE}\nruns/\x1b[2Jname\n"
+    assert stream.getvalue() == (visible(raw) if stream.isatty() else raw)
+    before = len(stream.getvalue())
+    JsonOutput("prompt").answers(TEXT, [ANSWER])
+    told = stream.getvalue()[before:]
+    assert json.loads(told)["completions"][0]["text"] == ANSWER.text
+    assert ("\x9b" in told) != stream.isatty()
 
 
 @pytest.mark.parametrize("error", [InputError, TrainingFailed, OSError])

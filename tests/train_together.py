@@ -7,7 +7,6 @@ DistributedConfig. It prints, as JSON, what the function returns.
 import json
 import sys
 from dataclasses import replace
-from itertools import count
 
 import jax
 import numpy as np
@@ -37,18 +36,25 @@ MODELS = {
 }
 
 
-def batches(config, length):
-    generator = np.random.default_rng(0)
-    for _ in count():
-        shape = ROWS, length
-        ids = {name: generator.integers(0, config.vocab_size, shape).astype(np.int32) for name in ("a", "b", "c")}
-        segments = np.sort(generator.integers(1, 4, shape), axis=1).astype(np.int32)
-        if config.encoder is None or config.decoder is None:
-            yield {"tokens": ids["a"], "labels": ids["c"], "segments": segments}
-            continue
-        more = {"source_segments": segments, "target_segments": segments}
-        masks = {"source_mask": np.ones(shape, bool), "target_mask": np.ones(shape, bool)}
-        yield {"source": ids["a"], "target": ids["b"], "labels": ids["c"], **more, **masks}
+def draw_batch(config, generator, rows, length, source):
+    """Draws a batch with padding, several texts in a row, and a prefix where the model takes one."""
+
+    def ids(length):
+        return generator.integers(0, config.vocab_size, (rows, length)).astype(np.int32)
+
+    def marks(least, length):
+        return np.arange(length)[None] < generator.integers(least, length + 1, (rows, 1))
+
+    def segments(length):
+        return np.sort(generator.integers(1, 4, (rows, length)), axis=1).astype(np.int32)
+
+    if config.encoder is not None and config.decoder is not None:
+        masks = {"source_mask": marks(source // 2, source), "target_mask": marks(length // 2, length)}
+        numbers = {"source_segments": segments(source), "target_segments": segments(length)}
+        return {"source": ids(source), "target": ids(length), "labels": ids(length), **masks, **numbers}
+    prefix = {} if config.decoder is None or config.decoder.window else {"prefix": marks(0, length)}
+    marked = {"tokens": ids(length), "labels": ids(length), "mask": marks(length // 2, length)}
+    return {**marked, "segments": segments(length), **prefix}
 
 
 def losses(model, mesh, accumulation):
@@ -70,15 +76,15 @@ def losses(model, mesh, accumulation):
         out_shardings=(shardings, None),
         compiler_options=options,
     )
-    rows, found, length = local_rows(mesh, ROWS), [], 16 if model == "long rows" else 7
-    batch = abstract_batch(mesh, {name: x[rows] for name, x in next(batches(config, length)).items()})
+    length, generator, rows = 16 if model == "long rows" else 7, np.random.default_rng(0), local_rows(mesh, ROWS)
+    drawn = (draw_batch(config, generator, ROWS, length, length) for _ in range(STEPS))
+    batches, found = [{name: array[rows] for name, array in batch.items()} for batch in drawn], []
     with jax.set_mesh(mesh):
-        step = step.lower(state, batch).compile()
-    assert "reduce-scatter" not in step.as_text(), "gloo's is wrong for large arrays (docs/known-issues.md)"
-    for _, batch in zip(range(STEPS), batches(config, length), strict=False):
-        with jax.set_mesh(mesh):
-            state, metrics = step(state, place_batch(mesh, {name: x[rows] for name, x in batch.items()}))
-        found.append(float(metrics.loss))
+        step = step.lower(state, abstract_batch(mesh, batches[0])).compile()
+        assert "reduce-scatter" not in step.as_text(), "gloo's is wrong for large arrays (docs/known-issues.md)"
+        for batch in batches:
+            state, metrics = step(state, place_batch(mesh, batch))
+            found.append(float(metrics.loss))
     largest = max(jax.tree.leaves(state.params), key=lambda leaf: leaf.size)
     return found, largest.addressable_shards[0].data.size / largest.size
 

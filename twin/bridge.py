@@ -1,10 +1,9 @@
 """One model in both frameworks, with the same weights, run on the same batch."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import torch
 from torch.nn import functional as F
@@ -12,11 +11,12 @@ from torch.nn import functional as F
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.functional import Params, transformer
 from jax_tformer.hub.names import from_reference, to_reference
+from jax_tformer.model.parameters import accumulator
 from jax_tformer.startup import FLOAT64, fusion_emitters
 from jax_tformer.training.step import forward
 from parity.differ.answer import Difference
 from parity.differ.first_difference import difference_of
-from parity.gates.measure import FLOAT64_BAR, Measured, compared, worst
+from parity.gates.measure import FLOAT64_BAR, Measured, compared, global_norm, worst
 from parity.gates.pair import Bridge, Result, Tensors
 from torch_ref import Outputs, reference
 from torch_ref.layers import inject
@@ -89,23 +89,28 @@ class Pair(Bridge):
     def _ours(self, params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
         outputs = forward(self.net, params, batch, dropout_key=self.key, capture=True)
         if self.config.head == "none":
-            high = jnp.promote_types(outputs.logits.dtype, jnp.float32)
-            squares = [jnp.square(x.astype(high)).mean() for x in (outputs.logits, outputs.pooled) if x is not None]
-            return _activations(outputs, jnp.stack(squares).sum())
+            return _activations(outputs, _mean_squares(outputs, lambda x: x.astype(accumulator(x.dtype))))
         logits = outputs.logits if outputs.logits.ndim == 3 else outputs.logits[:, None]
-        losses = token_losses(logits, batch["labels"])
+        losses = jax.vmap(jax.vmap(_token_loss))(logits, batch["labels"])
         return _activations(outputs, mean_cross_entropy(logits, batch["labels"]), losses)
 
     def _theirs(self, model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         outputs: Outputs = apply_theirs(model, batch)
-        # A model without a head has no labels to meet: any smooth function of its outputs shows its gradients.
         if self.config.head == "none":
-            high = torch.promote_types(outputs.logits.dtype, torch.float32)
-            squares = [x.to(high).square().mean() for x in (outputs.logits, outputs.pooled) if x is not None]
-            return _activations(outputs, torch.stack(squares).sum())
+            widened = lambda x: x.to(torch.promote_types(x.dtype, torch.float32))  # noqa: E731
+            return _activations(outputs, _mean_squares(outputs, widened))
         logits = outputs.logits if outputs.logits.ndim == 3 else outputs.logits[:, None]
         losses = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
         return _activations(outputs, cross_entropy(logits, batch["labels"]), losses.view(batch["labels"].shape))
+
+
+def _token_loss(logits: jax.Array, label: jax.Array) -> jax.Array:
+    return cross_entropy_sum(logits[None, None], label[None, None])[0]
+
+
+def _mean_squares(outputs: Any, widened: Callable[[Any], Any]) -> Any:
+    """A loss of a model without a head, which has no labels to meet: any smooth function shows its gradients."""
+    return sum((widened(x) ** 2).mean() for x in (outputs.logits, outputs.pooled) if x is not None)
 
 
 def _activations(outputs: Any, loss: Any, losses: Any = None) -> tuple[Any, dict[str, Any]]:
@@ -141,22 +146,13 @@ def where_they_part(models: Bridge, batch: Tensors, name: str) -> Difference | s
         return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
-def token_losses(logits: jax.Array, labels: jax.Array) -> jax.Array:
-    """`[B, T]`, the cross-entropy of every token by itself."""
-
-    def one(logits: jax.Array, label: jax.Array) -> jax.Array:
-        return cross_entropy_sum(logits[None, None], label[None, None])[0]
-
-    return jax.vmap(jax.vmap(one))(logits, labels)
-
-
 def known_zeros(config: TransformerConfig, gradients: Tensors) -> dict[str, float]:
     """The gradients that are zero in exact arithmetic, with the global norm to measure them against.
 
     A key bias adds the same number to all scores of a query, which the softmax takes out again (not so where a
     rotation, a norm or a bound stands between them).
     """
-    scale = float(np.sqrt(sum(float(np.square(g.astype(np.float64)).sum()) for g in gradients.values())))
+    scale = global_norm(gradients)
 
     def taken_out(name: str) -> bool:
         stack = getattr(config, name.split(".")[0])

@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import Slot, reference_shape, slots
@@ -74,6 +74,25 @@ SWITCHES: dict[str, TransformerConfig] = {
         head="transform",
         head_bias=True,
     ),
+    # The architecture of modded-nanogpt's third track, with heads as wide as those of the first.
+    "switches-bounded": TransformerConfig(
+        vocab_size=VOCABULARY,
+        d_model=24,
+        decoder=replace(
+            _GATED,
+            key_value_heads=None,
+            attention_scale=0.12**-2,
+            query_key_norm=True,
+            query_key_scale=False,
+            activation="relu_squared",
+            gated=False,
+            embedding_norm=True,
+            rotary=RotaryConfig(width=2),
+        ),
+        head_bias=True,
+        logit_cap=1.5,
+        logit_cap_form="root",
+    ),
 }
 CONFIGS = {name: reduced(config) for name, config in ARCHITECTURES.items()} | SWITCHES
 
@@ -114,7 +133,7 @@ def weights_for(config: TransformerConfig, std: float, seed: int = 0, *, offset:
         if len(shape) > 1:
             weights[name] = rng.normal(offset if name.endswith("tokens.weight") else 0, std, shape)
         else:
-            weights[name] = rng.normal(1.0 if slot.rule.ours == "scale" else 0.0, 0.1, shape)
+            weights[name] = rng.normal(1.0 if slot.path.endswith(".scale") else 0.0, 0.1, shape)
     return weights
 
 
@@ -159,7 +178,9 @@ def batch_for(config: TransformerConfig, kind: str, seed: int = 1, lengths: Leng
     if mask is not None:
         labels[~mask] = -100
     if config.head == "classify_text":
-        labels = _labels_of_texts(rng, config.classes or 1, lengths.batch, mask)
+        labels = rng.integers(0, config.classes or 1, (lengths.batch, 1))
+        if mask is not None:
+            labels[~mask.any(axis=1)] = -100
     for side, name in SEGMENTS.items() if "segments" in masks else ():
         if side in batch:
             batch[name] = _segments(rng, *batch[side].shape)
@@ -179,14 +200,6 @@ def _side(
     places = np.arange(length)[None]
     mask = places < real if padding == "right" else places >= length - real
     return {name: ids, f"{name}_mask": mask}
-
-
-def _labels_of_texts(rng: np.random.Generator, classes: int, rows: int, mask: np.ndarray | None) -> np.ndarray:
-    """`[B, 1]`, one label a row; that of a row of padding alone is ignored."""
-    labels = rng.integers(0, classes, (rows, 1))
-    if mask is not None:
-        labels[~mask.any(axis=1)] = -100
-    return labels
 
 
 def _latest(begins: np.ndarray) -> np.ndarray:

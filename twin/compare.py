@@ -31,9 +31,10 @@ def main(arguments: Sequence[str]) -> int:
     from twin.machine import common_device, describe_machine, jax_device
     from twin.progress import LiveView
     from twin.record import Record, SeedRecord
-    from twin.report import Findings, ReportFolder
-    from twin.report_page import report_page
-    from twin.side_by_side import Batches, Sides, compare_seed, first_difference, measure_alone
+    from twin.report import Findings
+    from twin.report_page import ReportFolder
+    from twin.side_by_side import Batches, compare_seed, first_difference, measure_alone
+    from twin.sides import Side
     from twin.torch_side import TorchSide
     from twin.transformers_side import checkpoint_weights, transformers_side
 
@@ -49,52 +50,54 @@ def main(arguments: Sequence[str]) -> int:
     model = plan.experiment.model.with_vocab_size(batches.vocab_size)
     experiment = dataclasses.replace(plan.experiment, model=model)
 
-    # 4. The sides: the JAX library, the PyTorch reference, and the reference in float64 as the truth.
+    # 4. The sides: the JAX library, the PyTorch reference, transformers, and the reference in float64 as the truth.
     given = (experiment.optimizer, experiment.training, device)
     theirs = TorchSide("PyTorch", model, *given, plan.torch_compile)
-    sides = Sides(
-        JaxSide(model, *given, checkpoint_weights(plan)), theirs, None, transformers_side(plan, model, *given)
-    )
-    parameters = sum(math.prod(shape) for shape in sides.torch.shapes().values())
+    ours = JaxSide(model, *given, checkpoint_weights(plan))
+    sides: dict[str, Side] = {"jax": ours, "torch": theirs}
+    if third := transformers_side(plan, model, *given):
+        sides["transformers"] = third
+    parameters = sum(math.prod(shape) for shape in theirs.shapes().values())
     if plan.needs_truth(parameters):
-        sides = sides._replace(truth=TorchSide("float64", model.with_dtype("float64"), *given))
+        sides["truth"] = TorchSide("the float64 truth", model.with_dtype("float64"), *given)
 
     # 5. The loop, seed by seed; then memory, with each framework alone.
     record, stopped, alone = Record(plan.dtype), None, {}
-    with Interruption() as stop, LiveView(plan.steps, len(plan.seeds), (sides.jax, sides.torch)) as view:
-        truth = " and the float64 truth" if sides.truth else ""
-        third = ", transformers" if sides.transformers else ""
-        view.say(f"{plan.name}: {parameters:,} parameters, JAX, PyTorch{third}{truth} in {plan.dtype} on {device}")
+    with Interruption() as stop, LiveView(plan.steps, len(plan.seeds), (ours, theirs)) as view:
+        *names, last = (side.name for side in sides.values())
+        view.say(f"{plan.name}: {parameters:,} parameters, {', '.join(names)} and {last} in {plan.dtype} on {device}")
         if model.lora is not None:
-            view.say(f"{sides.jax.numbers_that_train():,} of them train: adapters of rank {model.lora.rank} (LoRA)")
+            view.say(f"{ours.numbers_that_train():,} of them train: adapters of rank {model.lora.rank} (LoRA)")
+        masks_of = ours.masks if plan.dropout == "shared" else None
         failure: Exception | None = None
         try:
             for seed in plan.seeds:
                 record.seeds.append(SeedRecord(seed))
-                compare_seed(record.seeds[-1], sides, model, batches(seed), plan.dropout == "shared", view, stop)
+                compare_seed(record.seeds[-1], sides, model, batches(seed), masks_of, view, stop)
                 if stop.signal is not None:
                     break
         except (ParityError, TrainingFailed) as error:
             failure, stopped = error, str(error)
-        if stop.signal is not None and record.steps < plan.steps * len(plan.seeds):
-            stopped = f"interrupted after {record.steps} of {plan.steps * len(plan.seeds)} steps"
+        planned = plan.steps * len(plan.seeds)
+        if stop.signal is not None and record.steps < planned:
+            stopped = f"interrupted after {record.steps} of {planned} steps"
         if plan.memory and not stopped:
             view.say("measuring each framework alone ...")
-            sides.jax.start(plan.seeds[0], None)
-            weights = sides.jax.parameters()
+            ours.start(plan.seeds[0], None)
+            weights = ours.parameters()
             alone = measure_alone(experiment, weights, batches(plan.seeds[0]), device, plan.torch_compile, stop)
 
     # 6. The report.
     machine = describe_machine(jax_device())
     findings = Findings(plan, record, parameters, machine, torch.get_num_threads(), alone, stopped)
     if record.begun:
-        folder.write(record, findings.as_dict(), report_page(findings))
+        folder.write(findings)
     if findings.passed is False:
         say("beyond the bar: looking for where the two part ...")
         first_batch = next(iter(batches(plan.seeds[0])))
-        where = first_difference(sides.jax, theirs, model, first_batch, plan.seeds[0], plan.name)
+        where = first_difference(ours, theirs, model, first_batch, plan.seeds[0], plan.name)
         findings = dataclasses.replace(findings, where=where)
-        folder.write(record, findings.as_dict(), report_page(findings))
+        folder.write(findings)
         say(str(where))
     if record.begun:
         say("\n".join([*map(str, findings.statements()), f"the report is {folder.path}/report.html"]))

@@ -10,7 +10,7 @@ import os
 import platform
 import resource
 import sys
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
@@ -42,10 +42,6 @@ class Machine:
         cores = f"{self.cores} core{'s' if self.cores != 1 else ''}"
         processor = f"{cores} of {self.processor}" + (f" ({self.vendor})" if self.vendor else "")
         return processor if self.device == "cpu" else f"{self.device}, beside {processor}"
-
-    def as_dict(self) -> dict[str, Any]:
-        """Returns the fields for JSON."""
-        return asdict(self)
 
 
 def describe_machine(device: str) -> Machine:

@@ -1,7 +1,5 @@
 """The options of compare.py: the fields of an experiment, and how to compare it."""
 
-import argparse
-import contextlib
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -21,7 +19,7 @@ from jax_tformer.config.experiment import (
 )
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.files import user_path
-from jax_tformer.terminal import parse
+from jax_tformer.terminal import given_flags, parse
 
 DEFAULT_EXPERIMENT = "dates"
 """The experiment with the shortest steps."""
@@ -105,8 +103,13 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     Raises InputError for an unknown experiment, field or value, in one line. `--help` prints and exits.
     """
     name, rest = choose_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
-    preset = EXPERIMENTS[name]
-    config = with_adapters(_begun(preset.config, rest), rest)
+    preset, init = EXPERIMENTS[name], given_flags(rest).get("--init")
+    config = preset.config
+    if init is not None:
+        from jax_tformer.runs.begin import experiment_from
+
+        config = experiment_from(config, init)
+    config = with_adapters(config, rest)
     default = CompareOptions(config.model, config.data, config.optimizer, config.training, config.init)
     options = parse(
         CompareOptions,
@@ -122,7 +125,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     data = with_own_tokenizer(options.data, rest) if options.init is None else options.data
     experiment = ExperimentConfig(model, data, options.optimizer, options.training, init=options.init)
     if experiment.init is not None:
-        from jax_tformer.runs.huggingface import require_same_architecture
+        from jax_tformer.runs.begin import require_same_architecture
 
         require_same_architecture(experiment, config)
     return Plan(
@@ -137,20 +140,6 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         torch_compile=options.torch_compile,
         memory=options.memory,
     )
-
-
-def _begun(preset: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConfig:
-    """Returns the experiment that flags change: that of the checkpoint of --init, or the preset."""
-    first = argparse.ArgumentParser(add_help=False, allow_abbrev=False, exit_on_error=False)
-    first.add_argument("--init")
-    found = argparse.Namespace(init=None)
-    with contextlib.suppress(argparse.ArgumentError):  # `parse` reports it
-        first.parse_known_args(list(arguments), found)
-    if found.init is None:
-        return preset
-    from jax_tformer.runs.huggingface import experiment_from
-
-    return experiment_from(preset, found.init)
 
 
 def _steps(options: CompareOptions) -> int:

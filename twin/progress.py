@@ -11,7 +11,7 @@ from jax_tformer.runs.metrics import PatientConsole
 from jax_tformer.terminal import visible
 from twin.machine import peak_memory, quiet
 from twin.record import SeedRecord
-from twin.sides import Side
+from twin.sides import Side, StepFigures
 
 PLAIN_SECONDS, _REFRESH_SECONDS = 10.0, 0.25
 """Seconds between two lines without a terminal, and between two refreshes of the table on one."""
@@ -52,52 +52,54 @@ class LiveView:
         # Counts from the second step, because the first one also compiles.
         left = (now - self._first) / max(self._done - 1, 1) * (self._steps * self._seeds - self._done)
         rest = f"{left:.0f} s left" if self._done > 1 else ""
+        step = f"step {record.steps}/{self._steps}"
+        seed = f"seed {record.seed}" if self._seeds > 1 else ""
         if self._live:
-            self._live.update(self._table(record, rest), refresh=True)
+            title = "  ".join(filter(None, (step, seed, rest)))
+            self._live.update(make_table(record, title, self._sides), refresh=True)
         else:
-            self.say(self._line(record, rest))
+            self.say("  ".join(filter(None, (seed, step, describe(record), rest))))
 
-    def _line(self, record: SeedRecord, rest: str) -> str:
-        jax, torch = record.jax[-1], record.torch[-1]
-        ours, theirs = self._milliseconds(record)
-        seed = f"seed {record.seed}  " if self._seeds > 1 else ""
-        disturbed = record.other_work is not None and not quiet(record.other_work)
-        others = f" (other work {record.other_work:.0%})" if disturbed else ""
-        return (
-            f"{seed}step {record.steps}/{self._steps}  loss JAX {jax.loss:.6f}  PyTorch {torch.loss:.6f}  "
-            f"difference {abs(jax.loss - torch.loss):.1e}  ms a step {ours:.1f} / {theirs:.1f}{others}  {rest}"
-        )
 
-    def _table(self, record: SeedRecord, rest: str) -> Table:
-        jax, torch = record.jax[-1], record.torch[-1]
-        ours, theirs = self._milliseconds(record)
-        seed = f"  seed {record.seed}" if self._seeds > 1 else ""
-        table = Table(title=f"step {record.steps}/{self._steps}{seed}  {rest}", title_justify="left")
-        table.add_column("")
-        for name in ("JAX", "PyTorch", "JAX - PyTorch"):
-            table.add_column(name, justify="right", min_width=12)
-        table.add_row("loss, nats a token", f"{jax.loss:.8f}", f"{torch.loss:.8f}", f"{jax.loss - torch.loss:+.2e}")
-        if record.truth:
-            truth = record.truth[-1].loss
-            table.add_row("from the float64 truth", f"{jax.loss - truth:+.2e}", f"{torch.loss - truth:+.2e}", "")
-        norms = jax.gradient_norm, torch.gradient_norm
-        table.add_row("gradient norm", f"{norms[0]:.6f}", f"{norms[1]:.6f}", f"{norms[0] - norms[1]:+.2e}")
-        speeds = [1000 * jax.tokens / milliseconds for milliseconds in (ours, theirs)]
-        ratios = [f"{ours / theirs - 1:+.0%}", f"{speeds[0] / speeds[1] - 1:+.0%}"]
-        if not quiet(record.other_work):
-            # Times on a busy machine are not comparable; in the first second it is not known to be quiet.
-            ratios = ["" if record.other_work is None else f"other work {record.other_work:.0%}", ""]
-        table.add_row("ms a step, median", f"{ours:.1f}", f"{theirs:.1f}", ratios[0])
-        table.add_row("tokens/s", *(f"{speed:,.0f}" for speed in speeds), ratios[1])
-        memory = [side.device_memory() for side in self._sides]
-        if memory[0] is not None and memory[1] is not None:
-            table.add_row("peak memory, MB", *(f"{size / 1e6:,.0f}" for size in memory if size is not None), "")
-        else:
-            table.add_row("peak memory, MB", "", "", f"together {peak_memory() / 1e6:,.0f}")
-        return table
+def describe(record: SeedRecord) -> str:
+    """Says in a line where both sides are."""
+    jax, torch, ours, theirs = _newest(record)
+    disturbed = record.other_work is not None and not quiet(record.other_work)
+    others = f" (other work {record.other_work:.0%})" if disturbed else ""
+    return (
+        f"loss JAX {jax.loss:.6f}  PyTorch {torch.loss:.6f}  difference {abs(jax.loss - torch.loss):.1e}  "
+        f"ms a step {ours:.1f} / {theirs:.1f}{others}"
+    )
 
-    @staticmethod
-    def _milliseconds(record: SeedRecord) -> tuple[float, float]:
-        # Leaves out the first step, which also compiles, once there is another.
-        ours, theirs = ([1000 * figures.seconds for figures in side[1:] or side] for side in (record.jax, record.torch))
-        return statistics.median(ours), statistics.median(theirs)
+
+def make_table(record: SeedRecord, title: str, sides: tuple[Side, Side]) -> Table:
+    """Makes a table of where both sides are."""
+    jax, torch, ours, theirs = _newest(record)
+    table = Table(title=title, title_justify="left")
+    table.add_column("")
+    for name in ("JAX", "PyTorch", "JAX - PyTorch"):
+        table.add_column(name, justify="right", min_width=12)
+    table.add_row("loss, nats a token", f"{jax.loss:.8f}", f"{torch.loss:.8f}", f"{jax.loss - torch.loss:+.2e}")
+    if "truth" in record.figures:
+        truth = record.figures["truth"][-1].loss
+        table.add_row("from the float64 truth", f"{jax.loss - truth:+.2e}", f"{torch.loss - truth:+.2e}")
+    norms = jax.gradient_norm, torch.gradient_norm
+    table.add_row("gradient norm", *(f"{norm:.6f}" for norm in norms), f"{norms[0] - norms[1]:+.2e}")
+    speeds = 1000 * jax.tokens / ours, 1000 * torch.tokens / theirs
+    slower, faster = f"{ours / theirs - 1:+.0%}", f"{speeds[0] / speeds[1] - 1:+.0%}"
+    if not quiet(record.other_work):
+        # Times on a busy machine are not comparable; in the first second it is not known to be quiet.
+        slower, faster = "" if record.other_work is None else f"other work {record.other_work:.0%}", ""
+    table.add_row("ms a step, median", f"{ours:.1f}", f"{theirs:.1f}", slower)
+    table.add_row("tokens/s", *(f"{speed:,.0f}" for speed in speeds), faster)
+    memory = [size for side in sides if (size := side.device_memory()) is not None]
+    together = [] if memory else ["", "", f"together {peak_memory() / 1e6:,.0f}"]
+    table.add_row("peak memory, MB", *(f"{size / 1e6:,.0f}" for size in memory), *together)
+    return table
+
+
+def _newest(record: SeedRecord) -> tuple[StepFigures, StepFigures, float, float]:
+    """The newest step of both sides, and the median milliseconds of theirs: without the first, which also compiles."""
+    jax, torch = record.figures["jax"], record.figures["torch"]
+    ours, theirs = (1000 * statistics.median([step.seconds for step in steps[1:] or steps]) for steps in (jax, torch))
+    return jax[-1], torch[-1], ours, theirs

@@ -1,6 +1,6 @@
 """Records a comparison: the curves of every seed, the error of every parameter, and the verdicts."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
@@ -12,11 +12,12 @@ from parity.gates.measure import (
     Measured,
     relative_error,
     require_comparable,
+    require_same_names,
     trajectory_bars,
     worst,
 )
 from twin.bridge import known_zeros
-from twin.sides import StepFigures, Tensors, require_same_names
+from twin.sides import StepFigures, Tensors
 
 PARTED = 1e-3
 """Gate 6 judges only steps at which PyTorch is nearer than this to the truth, in nats. Training amplifies every
@@ -42,12 +43,9 @@ class SeedRecord:
     """The run of one seed."""
 
     seed: int
-    jax: list[StepFigures] = field(default_factory=list)
-    torch: list[StepFigures] = field(default_factory=list)
-    truth: list[StepFigures] = field(default_factory=list)
-    """The float64 training; empty if it is not part of the comparison."""
-    transformers: list[StepFigures] = field(default_factory=list)
-    """The same model in `transformers`; empty if it is not part of the comparison."""
+    figures: dict[str, list[StepFigures]] = field(default_factory=dict)
+    """Side -> its steps, of all sides as many: "jax" and "torch"; "transformers", the same model there, and "truth",
+    the float64 training, if they take part."""
     parameters: dict[str, ParameterError] = field(default_factory=dict)
     """Errors by parameter after `parameters_step`; empty before that."""
     parameters_step: int = 0
@@ -57,12 +55,17 @@ class SeedRecord:
 
     @property
     def steps(self) -> int:
-        """How many steps both sides have taken."""
-        return len(self.torch)
+        """How many steps all sides have taken."""
+        return len(self.figures.get("torch", ()))
+
+    def add(self, taken: Mapping[str, StepFigures]) -> None:
+        """Adds a step of every side."""
+        for side, figures in taken.items():
+            self.figures.setdefault(side, []).append(figures)
 
     def losses(self, side: str) -> np.ndarray:
-        """Returns the losses of "jax", "torch" or "truth", float64[steps]."""
-        return np.array([figures.loss for figures in getattr(self, side)][: self.steps], np.float64)
+        """Returns the losses of a side, float64[steps]."""
+        return np.array([figures.loss for figures in self.figures[side]], np.float64)
 
     def distance(self, one: str, other: str) -> np.ndarray:
         """Returns |loss - loss| of two sides in nats, float64[steps]."""
@@ -99,32 +102,26 @@ class Record:
         """The total steps of all seeds."""
         return sum(seed.steps for seed in self.seeds)
 
-    @property
-    def has_truth(self) -> bool:
-        """Whether every step was also taken in float64."""
-        return bool(self.begun) and all(len(seed.truth) >= seed.steps for seed in self.begun)
+    def has(self, side: str) -> bool:
+        """Whether a side takes part, "truth" or "transformers"."""
+        return any(side in seed.figures for seed in self.begun)
 
     @property
-    def has_transformers(self) -> bool:
-        """Whether every step was also taken in `transformers`."""
-        return bool(self.begun) and all(len(seed.transformers) >= seed.steps for seed in self.begun)
+    def judged(self) -> bool:
+        """Whether gate 6 judges the trajectories: those of float32, beside a truth."""
+        return self.dtype == "float32" and self.has("truth")
+
+    def largest(self, one: str, other: str) -> float:
+        """Returns the largest distance between the losses of two sides in nats."""
+        return max(float(seed.distance(one, other).max()) for seed in self.begun)
 
     def seconds(self, side: str) -> np.ndarray:
-        """Returns the seconds of all steps of "jax" or "torch" but the very first, which also compiles."""
-        steps = [figures.seconds for seed in self.begun for figures in getattr(seed, side)[: seed.steps]]
-        return np.array(steps[1:])
-
-    def first_seconds(self, side: str) -> float | None:
-        """Returns the seconds of the very first step of "jax" or "torch", compilation included."""
-        return getattr(self.begun[0], side)[0].seconds if self.begun else None
+        """Returns the seconds of all steps of a side; the very first also compiles."""
+        return np.array([figures.seconds for seed in self.begun for figures in seed.figures[side]])
 
     def other_work(self) -> float | None:
         """Returns the largest fraction of the CPUs' time that other processes took during a seed; None if unknown."""
         return _largest([seed.other_work for seed in self.seeds])
-
-    def tokens(self) -> float:
-        """Returns the mean number of tokens per step."""
-        return float(np.mean([figures.tokens for seed in self.begun for figures in seed.jax[: seed.steps]]))
 
     def parameters(self) -> dict[str, ParameterError]:
         """Returns the largest error of all seeds, for each parameter."""
@@ -134,17 +131,21 @@ class Record:
             for name in (compared[0] if compared else {})
         }
 
-    def verdicts(self) -> list[Measured]:
-        """Judges the gates of this comparison; there are none in bfloat16, or in float32 without a truth."""
-        if self.dtype == "float64":
-            found = [_loss_verdict(self.begun)]
-            if errors := {name: error.difference for name, error in self.parameters().items()}:
-                found.append(worst("5, parameters", errors, FLOAT64_BAR))
-            return [*found, _loss_verdict(self.begun, "transformers")] if self.has_transformers else found
-        if self.dtype == "float32" and self.has_truth:
-            others = [gate6(seed, "transformers") for seed in self.begun if self.has_transformers]
-            return [*(gate6(seed) for seed in self.begun), *others]
-        return []
+    def verdicts(self, side: str = "torch") -> list[Measured]:
+        """Judges the gates beside "torch" or "transformers"; none in bfloat16, or in float32 without a truth."""
+        if self.judged:
+            return [gate6(seed, side) for seed in self.begun]
+        if self.dtype != "float64":
+            return []
+        differences = {
+            _place(seed, int(seed.relative_difference(side).argmax()), side): float(
+                seed.relative_difference(side).max()
+            )
+            for seed in self.begun
+        }
+        found = [worst("5, loss", differences, FLOAT64_BAR)]
+        errors = {name: error.difference for name, error in self.parameters().items()}
+        return [*found, worst("5, parameters", errors, FLOAT64_BAR)] if errors and side == "torch" else found
 
 
 def gate6(seed: SeedRecord, side: str = "torch") -> Measured:
@@ -156,21 +157,12 @@ def gate6(seed: SeedRecord, side: str = "torch") -> Measured:
     """
     bars = seed.allowed(side)
     ours = np.maximum.accumulate(seed.distance("jax", "truth")[: len(bars)])
-    place = int((ours / bars).argmax())
-    return Measured("6", float(ours[place]), float(bars[place]), f"seed {seed.seed}, step {place + 1}{_beside(side)}")
+    step = int((ours / bars).argmax())
+    return Measured("6", float(ours[step]), float(bars[step]), _place(seed, step, side))
 
 
-def _loss_verdict(seeds: Sequence[SeedRecord], side: str = "torch") -> Measured:
-    differences = {
-        f"seed {seed.seed}, step {place + 1}{_beside(side)}": float(seed.relative_difference(side)[place])
-        for seed in seeds
-        for place in [int(seed.relative_difference(side).argmax())]
-    }
-    return worst("5, loss", differences, FLOAT64_BAR)
-
-
-def _beside(side: str) -> str:
-    return "" if side == "torch" else f", beside {side}"
+def _place(seed: SeedRecord, step: int, side: str) -> str:
+    return f"seed {seed.seed}, step {step + 1}" + ("" if side == "torch" else f", beside {side}")
 
 
 def parameter_errors(
@@ -181,7 +173,7 @@ def parameter_errors(
     A key bias that changes nothing in exact arithmetic is measured relative to all parameters together, because its own
     size is rounding. Raises ParityError if names, shapes, types or the places of NaN differ.
     """
-    require_same_names(ours, theirs)
+    require_same_names("5", ours, theirs)
     scales = known_zeros(config, dict(theirs))
     errors = {}
     for name in theirs:

@@ -1,16 +1,24 @@
-"""Makes report.html, a single page that loads nothing else."""
+"""Writes the folder of a report: the page, the numbers in it, the curves, and the pictures."""
+
+import csv
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
 from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
+from jax_tformer.config.errors import InputError
+from jax_tformer.files import require_writable, write_json
 from parity.differ.answer import Difference
 from parity.gates.measure import TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
 from parity.report.page import page
-from twin.record import PARTED, gate6
-from twin.report import Findings, shown_sides, speed_figures, spread
-from twin.report_plots import difference_figure, loss_figure, parameter_figure, to_svg
-from twin.side_by_side import ALONE_STEPS, Needs
+from twin.record import PARTED, Record
+from twin.report import Findings
+from twin.report_plots import draw
+from twin.side_by_side import ALONE_STEPS
 
+FILES = ("report.html", "report.json", "curves.csv", "loss.png", "difference.png", "parameters.png")
 _BODY = """
 {%- macro row(name, figures, field, form, unit=1) %}
 <tr><td>{{ name }}</td>
@@ -25,16 +33,16 @@ _BODY = """
 <figcaption>{{ caption }}</figcaption></figure>
 {%- endmacro -%}
 <h1>{{ plan.name }}: JAX and PyTorch side by side</h1>
-<p>The same {{ "{:,}".format(findings.parameters) }} initial parameters, the same batches of
+<p>The same {{ "{:,}".format(parameters) }} initial parameters, the same batches of
 {{ training.batch_size }} sequences{% if training.accumulation > 1 %} in {{ training.accumulation }} parts{% endif %},
 the same optimizer: {% if plan.seeds|length > 1 %}{{ plan.seeds|length }} seeds of {% endif -%}
 {{ plan.steps }} steps in {{ plan.dtype -}}
 {{ ", no dropout" if plan.dropout == "off" else ", and PyTorch gets the dropout masks that JAX draws" }}.</p>
-{% for said in findings.statements() %}
+{% for said in said %}
 <p class="verdict"><b class="{{ {true: "green", false: "red"}.get(said.passed, "") }}">{{ said.mark }}</b>
 {{- said.text }}</p>
 {% endfor %}
-{% if findings.where is not none %}
+{% if where is not none %}
 <h2>Where they part</h2>
 {{ where }}
 {% endif %}
@@ -42,33 +50,33 @@ the same optimizer: {% if plan.seeds|length > 1 %}{{ plan.seeds|length }} seeds 
 <h2>Loss</h2>
 <div class="figures">
 {% set several = " Lines are means; areas reach from the lowest to the highest seed." if seeds|length > 1 else "" %}
-{{ figure(loss, "The loss of every training batch: PyTorch is the wide line, and JAX the narrow one on top."
+{{ figure(pictures.loss, "The loss of every training batch: PyTorch is the wide line, and JAX the narrow one on top."
    + several) }}
-{{ figure(difference, "Points are steps, and lines the largest so far; steps without any difference have no point."
-   + allowance) }}
+{{ figure(pictures.difference, "Points are steps, and lines the largest so far; steps without any difference have no "
+   + "point." + allowance) }}
 </div>
 <div class="wide"><table>
 <thead><tr><th>seed</th><th>steps</th><th>last loss, JAX</th><th>PyTorch</th><th>apart by</th>
-{% if record.has_transformers %}<th>transformers</th><th>from JAX by</th>{% endif %}
-{% if record.has_truth %}<th>JAX from truth</th><th>PyTorch</th>{% endif %}
+{% if "transformers" in sides %}<th>transformers</th><th>from JAX by</th>{% endif %}
+{% if truth %}<th>JAX from truth</th><th>PyTorch</th>{% endif %}
 {% if judged %}<th>gate 6 judges</th><th>finds</th><th>allows</th>{% endif %}
 </tr></thead>
 <tbody>
 {% for seed in seeds %}
 <tr><td>{{ seed.seed }}</td><td>{{ seed.steps }}</td>
-<td>{{ "%.6f"|format(seed.jax[-1].loss) }}</td><td>{{ "%.6f"|format(seed.torch[-1].loss) }}</td>
-<td>{{ "%.1e"|format(seed.distance("jax", "torch").max()) }}</td>
-{% if record.has_transformers %}
-<td>{{ "%.6f"|format(seed.transformers[-1].loss) }}</td>
-<td>{{ "%.1e"|format(seed.distance("jax", "transformers").max()) }}</td>
+<td>{{ "%.6f"|format(seed.loss_jax) }}</td><td>{{ "%.6f"|format(seed.loss_torch) }}</td>
+<td>{{ "%.1e"|format(seed.largest_difference) }}</td>
+{% if "transformers" in sides %}
+<td>{{ "%.6f"|format(seed.loss_transformers) }}</td>
+<td>{{ "%.1e"|format(seed.largest_difference_transformers) }}</td>
 {% endif %}
-{% if record.has_truth %}
-<td>{{ "%.1e"|format(seed.distance("jax", "truth").max()) }}</td>
-<td>{{ "%.1e"|format(seed.distance("torch", "truth").max()) }}</td>
+{% if truth %}
+<td>{{ "%.1e"|format(seed.largest_distance_jax) }}</td>
+<td>{{ "%.1e"|format(seed.largest_distance_torch) }}</td>
 {% endif %}
 {% if judged %}
-{% set verdict = gate6(seed) %}
-<td>{{ seed.judged() }} steps</td>
+{% set verdict = verdicts[loop.index0] %}
+<td>{{ seed.judged_steps }} steps</td>
 <td><span class="{{ "green" if verdict.passed else "red" }}">{{ "%.1e"|format(verdict.worst) }}</span></td>
 <td>{{ "%.1e"|format(verdict.bar) }}</td>
 {% endif %}
@@ -83,26 +91,29 @@ the same optimizer: {% if plan.seeds|length > 1 %}{{ plan.seeds|length }} seeds 
 </tbody>
 </table></div>
 <p class="note">Losses, and the largest distance of any step, in nats a token.
-{%- if record.has_truth %} The truth is the same training in float64, in PyTorch.{% endif %}</p>
+{%- if truth %} The truth is the same training in float64, in PyTorch.{% endif %}</p>
 <h2>Parameters</h2>
-{% if errors %}
+{% if "parameters" in pictures %}
 {% set after %}
-After step {{ parameters_after|join(" or ") }}: the larger of |a - b| / |b| in the Euclidean and in the maximum norm, of
+After step {{ seeds|map(attribute="parameters_step")|select|unique|sort|join(" or ") }}:
+the larger of |a - b| / |b| in the Euclidean and in the maximum norm, of
 each tensor; for several seeds the largest. A key bias that changes nothing in exact arithmetic is measured relative to
 all parameters together.
-{% if record.dtype != "float64" %}
-In {{ record.dtype }} these differences are no error of either side: Adam divides by the size of the gradient, so a
+{% if plan.dtype != "float64" %}
+In {{ plan.dtype }} these differences are no error of either side: Adam divides by the size of the gradient, so a
 gradient near zero, which is mostly rounding, still makes a step of full length.
 {% endif %}
 {% endset %}
-{{ figure(parameters, after, wide=true) }}
+{{ figure(pictures.parameters, after, wide=true) }}
 <div class="wide"><table>
 <thead><tr><th>the five that differ most</th><th>JAX from PyTorch</th>
-{% if record.has_truth %}<th>JAX from truth</th><th>PyTorch from truth</th>{% endif %}</tr></thead>
+{% if truth %}<th>JAX from truth</th><th>PyTorch from truth</th>{% endif %}</tr></thead>
 <tbody>
 {% for name in worst %}
 <tr><td><code>{% for part in name.split(".") %}{{ part }}{% if not loop.last %}.<wbr>{% endif %}{% endfor %}</code></td>
-{% for error in errors[name] if error is not none %}<td>{{ "%.1e"|format(error) }}</td>{% endfor %}</tr>
+{% for error in parameter_errors[name].values() if error is not none %}
+<td>{{ "%.1e"|format(error) }}</td>
+{% endfor %}</tr>
 {% endfor %}
 </tbody>
 </table></div>
@@ -127,29 +138,29 @@ gradient near zero, which is mostly rounding, still makes a step of full length.
     ("of that before the model is built, MB", "memory_before", 1e6, "{:,.0f}"),
     ("peak memory of the device, MB", "device_memory", 1e6, "{:,.0f}"),
     ("one large matrix product, GFLOP/s", "product_rate", 1e9, "{:,.0f}"),
-] if alone.values()|selectattr(field)|list %}
+] if alone.values()|map(attribute=field, default=none)|select|list %}
 {{ row("alone: " + name, alone, field, form, unit) }}
 {% endfor %}
 </tbody>
 </table></div>
-{% for side, reason in findings.alone.items() if reason is string %}
-<p class="note">{{ sides[side] }} alone was not measured: {{ reason }}.</p>
+{% for side, found in alone.items() if "error" in found %}
+<p class="note">{{ sides[side] }} alone was not measured: {{ found.error }}.</p>
 {% endfor %}
-{% if record.has_transformers %}
+{% if "transformers" in sides %}
 <p class="note">transformers takes its step after the two others.</p>
 {% endif %}
 <p class="note">Both train in one process, a step each in turn, and the order changes with every step: JAX, PyTorch,
 PyTorch, JAX. A step's time runs from a batch on the device to finished updated parameters (block_until_ready;
 synchronize on a GPU). It does not include loading batches, drawing masks or this report. JAX may take a compiled
 program from its cache on disk. Both sides compute float32 products in full float32: no TF32.</p>
-{% if findings.alone %}
+{% if alone %}
 <p class="note">Alone: {{ alone_steps }} steps in a process that imports only one framework, with the same weights,
 batches and allocator settings. Its memory is the peak resident size: interpreter, libraries, compiler, parameters,
 optimizer and activations. In the common process both share the allocator, so memory cannot be attributed to one
 side.</p>
 {% endif %}
-{% if record.other_work() is not none %}
-<p class="note">Other work took {{ "{:.0%}".format(record.other_work()) }} of the processors' time during the
+{% if other_work is not none %}
+<p class="note">Other work took {{ "{:.0%}".format(other_work) }} of the processors' time during the
 comparison.</p>
 {% endif %}
 {% if plan.dropout == "shared" %}
@@ -169,8 +180,8 @@ rates of one large product before you conclude anything about the frameworks.</p
     ("training", "the first %d steps of a schedule over %d"|format(plan.steps, training.steps)),
     ("torch.compile", "yes" if plan.torch_compile else "no"),
     ("device", machine.device),
-    ("processor", machine|string),
-    ("PyTorch threads", findings.torch_threads),
+    ("processor", processor),
+    ("PyTorch threads", machine.torch_threads),
     ("system", machine.system),
 ] + machine.versions.items()|list %}
 <tr><th>{{ name }}</th><td>{{ value }}</td></tr>
@@ -183,35 +194,75 @@ _TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, u
 )
 
 
-def report_page(findings: Findings) -> str:
-    """Returns the page, as HTML."""
-    plan, record = findings.plan, findings.record
-    errors, judged = record.parameters(), record.dtype == "float32" and record.has_truth
-    pictures = {}
-    if record.begun:
-        pictures["loss"] = to_svg(loss_figure(record), "loss", "Loss of JAX and PyTorch over steps")
-        pictures["difference"] = to_svg(difference_figure(record), "difference", "Difference of the losses over steps")
-    if record.begun and errors:
-        title = "Relative difference of every parameter by layer"
-        pictures["parameters"] = to_svg(parameter_figure(errors), "parameters", title)
+@dataclass(frozen=True)
+class ReportFolder:
+    """The folder of a report, which replaces an older one there."""
+
+    path: Path
+
+    def check(self) -> None:
+        """Raises InputError if the folder is a file, holds anything but a report, or is not writable."""
+        if self.path.exists() and not self.path.is_dir():
+            raise InputError(f"{self.path} is a file; expected a folder: choose another --out")
+        require_writable(self.path)
+        others = {path.name for path in self.path.iterdir()} - {*FILES} if self.path.is_dir() else ()
+        if others:
+            raise InputError(
+                f"{self.path} holds {min(others)}, which is no part of a report; choose an empty or new --out"
+            )
+
+    def write(self, findings: Findings) -> None:
+        """Writes all files; raises InputError if that fails."""
+        try:
+            self.path.mkdir(parents=True, exist_ok=True)
+            # This report may lack a file of an older one: an interrupted run has no parameters.png.
+            for name in FILES:
+                (self.path / name).unlink(missing_ok=True)
+            report, pictures = findings.as_dict(), draw(findings.record, self.path)
+            write_curves(findings.record, self.path / "curves.csv")
+            (self.path / "report.html").write_text(report_page(findings, report, pictures), encoding="utf-8")
+            write_json(self.path / "report.json", report)
+        except OSError as error:
+            raise InputError(f"cannot write to {self.path}: {error.strerror}; choose another --out") from error
+
+
+def write_curves(record: Record, path: Path) -> None:
+    """Writes one line for each seed and step, with all digits: the figures of every side."""
+    sides = list(record.begun[0].figures)
+    columns = [(figure, side) for figure in ("loss", "gradient_norm", "seconds") for side in sides]
+    with open(path, "w", encoding="utf-8", newline="") as stream:
+        rows = csv.writer(stream)
+        rows.writerow(["seed", "step", "tokens", *(f"{figure}_{side}" for figure, side in columns)])
+        for seed in record.begun:
+            for step, ours in enumerate(seed.figures["jax"]):
+                figures = [getattr(seed.figures[side][step], figure) for figure, side in columns]
+                rows.writerow([seed.seed, step + 1, ours.tokens, *figures])
+
+
+def report_page(findings: Findings, report: dict[str, Any], pictures: dict[str, str]) -> str:
+    """Returns the page, as HTML: a `report` in words, `pictures` and tables, with nothing that is not in it."""
+    record, where, errors = findings.record, findings.where, report["parameter_errors"]
+    if where is not None:
+        where = Markup(where.as_html()) if isinstance(where, Difference) else Markup("<p>{}</p>").format(where)
     allowance = (
         f" The area is what gate 6 allows JAX: up to {TRAJECTORY_FACTOR:g} times PyTorch's largest distance so far "
         f"from the float64 training, + {TRAJECTORY_FLOOR:.0e}, while PyTorch is within {PARTED:g} nats of it."
     )
-    where = findings.where
     body = _TEMPLATE.render(
-        {name: Markup(svg) for name, svg in pictures.items()},
-        **{"findings": findings, "plan": plan, "training": plan.experiment.training, "machine": findings.machine},
-        optimizer=", ".join(f"{name} {value}" for name, value in vars(plan.experiment.optimizer).items()),
-        where=Markup(where.as_html()) if isinstance(where, Difference) else Markup("<p>{}</p>").format(where),
-        **{"record": record, "seeds": record.begun, "spread": spread(record), "judged": judged, "gate6": gate6},
-        allowance=allowance if judged else "",
-        errors=errors,
-        worst=sorted(errors, key=lambda name: -errors[name].difference)[:5],
-        parameters_after=sorted({seed.parameters_step for seed in record.seeds if seed.parameters}),
-        sides=shown_sides(record),
-        speed={side: speed_figures(record, side) for side in shown_sides(record)},
-        alone={side: vars(found) for side, found in findings.alone.items() if isinstance(found, Needs)},
-        alone_steps=ALONE_STEPS,
+        {
+            **report,
+            "said": findings.statements(),
+            "where": where,
+            "pictures": {name: Markup(svg) for name, svg in pictures.items()},
+            "training": report["experiment"]["training"],
+            "optimizer": ", ".join(f"{name} {value}" for name, value in report["experiment"]["optimizer"].items()),
+            "processor": str(findings.machine),
+            "sides": findings.sides,
+            "truth": record.has("truth"),
+            "judged": record.judged,
+            "allowance": allowance if record.judged else "",
+            "worst": sorted(errors, key=lambda name: -errors[name]["difference"])[:5],
+            "alone_steps": ALONE_STEPS,
+        }
     )
-    return page(f"{plan.name}: JAX and PyTorch", body)
+    return page(f"{findings.plan.name}: JAX and PyTorch", body)

@@ -8,8 +8,6 @@ from typing import Any
 
 import matplotlib
 import numpy as np
-from matplotlib.backends.backend_agg import FigureCanvasAgg
-from matplotlib.backends.backend_svg import FigureCanvasSVG
 from matplotlib.figure import Figure
 
 from parity.gates.measure import FLOAT64_BAR
@@ -40,6 +38,19 @@ _STYLE: Any = {
 
 
 @matplotlib.rc_context(_STYLE)
+def draw(record: Record, folder: Path) -> dict[str, str]:
+    """Writes all pictures to a folder as PNG files, and returns them as SVG elements, by name."""
+    drawn = {
+        "loss": (loss_figure(record), "Loss of JAX and PyTorch over steps"),
+        "difference": (difference_figure(record), "Difference of the losses over steps"),
+    }
+    if errors := record.parameters():
+        drawn["parameters"] = (parameter_figure(errors), "Relative difference of every parameter by layer")
+    for name, (figure, _) in drawn.items():
+        figure.savefig(folder / f"{name}.png", dpi=160, facecolor="white")
+    return {name: to_svg(figure, name, description) for name, (figure, description) in drawn.items()}
+
+
 def loss_figure(record: Record) -> Figure:
     """Draws both loss curves; for several seeds, their mean and the range from lowest to highest."""
     figure, axes = _axes("loss, nats a token")
@@ -57,7 +68,6 @@ def loss_figure(record: Record) -> Figure:
     return figure
 
 
-@matplotlib.rc_context(_STYLE)
 def difference_figure(record: Record) -> Figure:
     """Draws the distance of the losses on a logarithmic scale: points for steps, a line for the largest so far.
 
@@ -68,7 +78,7 @@ def difference_figure(record: Record) -> Figure:
     """Label -> colour and distances."""
     if record.dtype == "float64":
         up, sides = "|JAX - PyTorch| / PyTorch, loss", {"JAX from PyTorch": (JAX, SeedRecord.relative_difference)}
-    elif record.has_truth:
+    elif record.has("truth"):
         up = "distance from float64 loss, nats a token"
         sides = {
             f"PyTorch, {record.dtype}": (TORCH, lambda seed: seed.distance("torch", "truth")),
@@ -79,7 +89,7 @@ def difference_figure(record: Record) -> Figure:
         sides = {"JAX from PyTorch": (JAX, lambda seed: seed.distance("jax", "torch"))}
     figure, axes = _axes(up)
     for number, seed in enumerate(record.begun):
-        if record.dtype == "float32" and record.has_truth:
+        if record.judged:
             allowed, label = seed.allowed(), "" if number else "gate 6 allows"
             axes.fill_between(np.arange(1, len(allowed) + 1), _SMALLEST, allowed, color=BAND, linewidth=0, label=label)
         for label, (colour, distances) in sides.items():
@@ -93,7 +103,6 @@ def difference_figure(record: Record) -> Figure:
     return figure
 
 
-@matplotlib.rc_context(_STYLE)
 def parameter_figure(errors: dict[str, ParameterError]) -> Figure:
     """A heat map of the relative difference of every parameter, by kind and layer."""
     layers, kinds, table = parameter_table(errors)
@@ -124,32 +133,23 @@ def parameter_figure(errors: dict[str, ParameterError]) -> Figure:
 
 def parameter_table(errors: dict[str, ParameterError]) -> tuple[list[str], list[str], list[list[float | None]]]:
     """Returns (columns, rows, differences), with a column for each layer and one for the rest, a row for each kind."""
-    outside = "no layer"
-    places: dict[str, tuple[str, str]] = {}
-    for name in errors:
+    places: dict[tuple[str, str], str] = {}
+    """(layer, kind) -> name, in the order of the model, but what is in no layer first."""
+    for name in sorted(errors, key=lambda name: ".blocks." in name):
         found = re.fullmatch(r"(encoder|decoder)\.blocks\.(\d+)\.(.*)", name)
-        places[name] = (f"{found[1]}\n{found[2]}", found[3]) if found else (outside, name)
-    # In the order of the model, which the names have.
-    layers = sorted(dict.fromkeys(layer for layer, _ in places.values()), key=lambda layer: layer != outside)
-    kinds = list(dict.fromkeys(kind for layer, kind in places.values() if layer != outside))
-    kinds = [kind for layer, kind in places.values() if layer == outside] + sorted(kinds, key=_kind_order)
-    table: list[list[float | None]] = [[None] * len(layers) for _ in kinds]
-    for name, (layer, kind) in places.items():
-        table[kinds.index(kind)][layers.index(layer)] = errors[name].difference
+        places[(f"{found[1]}\n{found[2]}", found[3]) if found else ("no layer", name)] = name
+    layers = list(dict.fromkeys(layer for layer, _ in places))
+    # A decoder may have kinds between those of an encoder.
+    kinds = list(dict.fromkeys(kind for _, kind in sorted(places, key=lambda place: place[0].startswith("encoder"))))
+    table = [
+        [errors[places[layer, kind]].difference if (layer, kind) in places else None for layer in layers]
+        for kind in kinds
+    ]
     return layers, kinds, table
 
 
-@matplotlib.rc_context(_STYLE)
-def save_png(figure: Figure, path: Path) -> None:
-    """Writes the picture with a white background."""
-    FigureCanvasAgg(figure)
-    figure.savefig(path, dpi=160, facecolor="white")
-
-
-@matplotlib.rc_context(_STYLE)
 def to_svg(figure: Figure, name: str, description: str) -> str:
     """Returns an inline SVG element: without background, with the page's colours and fonts, and unique ids."""
-    FigureCanvasSVG(figure)
     stream = io.StringIO()
     nothing = {"Creator": None, "Date": None, "Format": None, "Type": None}
     figure.savefig(stream, format="svg", transparent=True, metadata=nothing)
@@ -180,9 +180,3 @@ def _distances(axes: matplotlib.axes.Axes, values: np.ndarray, colour: str, labe
 
 def _legend(axes: matplotlib.axes.Axes) -> None:
     axes.legend(loc="lower left", bbox_to_anchor=(0, 1), ncols=2, borderaxespad=0.2, columnspacing=1.2)
-
-
-def _kind_order(kind: str) -> tuple[int, str]:
-    order = ("self_attention_norm", "self_attention", "cross_attention_norm", "cross_attention", "feedforward_norm")
-    module = kind.split(".")[0]
-    return (order.index(module) if module in order else len(order)), kind

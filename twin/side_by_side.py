@@ -2,10 +2,10 @@
 
 import dataclasses
 import statistics
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from itertools import islice
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import numpy as np
@@ -14,7 +14,7 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.data.pipeline import build_pipeline, check_batch_ids
 from jax_tformer.data.tokenizers import check_vocabulary
-from jax_tformer.runs.huggingface import new_tokenizer
+from jax_tformer.runs.begin import new_tokenizer
 from jax_tformer.terminal import Interruption
 from parity.differ.answer import Difference
 from parity.gates.measure import ParityError
@@ -23,7 +23,7 @@ from twin.jax_side import JaxSide
 from twin.machine import Neighbours
 from twin.progress import LiveView
 from twin.record import SeedRecord, parameter_errors
-from twin.sides import HUGE_PAGES, Alone, Side, SideFailed, Tensors, require_same_step
+from twin.sides import HUGE_PAGES, Alone, Masks, Side, SideFailed, Tensors, require_same_step
 from twin.torch_side import TorchSide
 
 ALONE_STEPS = 12
@@ -53,28 +53,9 @@ class Batches:
             yield batch
 
 
-class Sides(NamedTuple):
-    """The sides that are compared."""
-
-    jax: JaxSide
-    torch: Side
-    truth: Side | None
-    """The float64 training, if there is one."""
-    transformers: Side | None = None
-    """The same model in `transformers`, if it began as one of its checkpoints."""
-
-
-def start(sides: Sides, seed: int) -> dict[str, Tensors]:
-    """Starts every side: JAX draws weights, and the others get them. Returns the parameters of JAX and PyTorch.
-
-    Raises ParityError if names, shapes or types differ.
-    """
-    sides.jax.start(seed, None)
-    weights = sides.jax.parameters()
-    for side in (sides.torch, sides.truth, sides.transformers):
-        if side is not None:
-            side.start(seed, weights)
-    return {"jax": weights, "torch": sides.torch.parameters()}
+Sides = Mapping[str, Side]
+"""What is compared: "jax" and "torch"; the same model in "transformers", if it began as one of its checkpoints; and the
+"truth", which trains in float64, if there is one."""
 
 
 def compare_seed(
@@ -82,42 +63,43 @@ def compare_seed(
     sides: Sides,
     config: TransformerConfig,
     batches: Iterable[Tensors],
-    shared_dropout: bool,
+    masks_of: Callable[[Tensors], Masks] | None,
     view: LiveView,
     stop: Interruption,
 ) -> None:
     """Trains on all `batches`, or until a signal comes; records every step and, once, the errors of parameters.
 
-    The sides take turns at going first, because the second finds the caches full of the other's numbers. Raises
-    ParityError if the sides do not begin with the same bits, and ParityError or TrainingFailed for a step that cannot
-    be compared; earlier steps stay recorded.
+    JAX draws weights, and the others get them; all drop by the masks that `masks_of` draws for a batch, if any. The two
+    take turns at going first, because the second finds the caches full of the other's numbers. Raises ParityError if
+    they do not begin with the same bits, and ParityError or TrainingFailed for a step that cannot be compared; earlier
+    steps stay recorded.
     """
-    begun = start(sides, record.seed)
-    errors = parameter_errors(config, begun["jax"], begun["torch"], None)
-    moved = [name for name, error in errors.items() if error.difference != 0]
-    if moved:
-        raise ParityError(f"{moved[0]} differs before the first step, by {errors[moved[0]].difference:.1e}")
+    sides["jax"].start(record.seed, None)
+    weights = sides["jax"].parameters()
+    for name, side in sides.items():
+        if name != "jax":
+            side.start(record.seed, weights)
+    errors = parameter_errors(config, weights, sides["torch"].parameters(), None)
+    for name, error in errors.items():
+        if error.difference != 0:
+            raise ParityError(f"{name} differs before the first step, by {error.difference:.1e}")
     others = Neighbours()
+    first, second, *rest = sides
     for number, batch in enumerate(batches, 1):
-        masks = sides.jax.masks(batch) if shared_dropout else None
-        if number % 2:
-            ours = sides.jax.step(batch, masks)
-            theirs = sides.torch.step(batch, masks)
-        else:
-            theirs = sides.torch.step(batch, masks)
-            ours = sides.jax.step(batch, masks)
-        require_same_step(number, ours, theirs)
-        if sides.transformers is not None:
-            record.transformers.append(sides.transformers.step(batch, None))
-        exact = None if sides.truth is None else sides.truth.step(batch, masks)
-        record.jax.append(ours)
-        record.torch.append(theirs)
-        if exact is not None:
-            record.truth.append(exact)
+        masks = masks_of(batch) if masks_of else None
+        taken = {name: sides[name].step(batch, masks) for name in (first, second)}
+        require_same_step(number, taken["jax"], taken["torch"])
+        record.add(taken | {name: sides[name].step(batch, masks) for name in rest})
+        first, second = second, first
         if number == 1:
             others = Neighbours()  # starts here, because compilers run in processes of their own
         record.other_work = others.share()
-        if not record.parameters and config.compute.dtype == "float32" and record.truth and record.judged() < number:
+        if (
+            not record.parameters
+            and config.compute.dtype == "float32"
+            and "truth" in sides
+            and record.judged() < number
+        ):
             _compare_parameters(record, sides, config)
         view.update(record)
         if stop.signal is not None:
@@ -127,8 +109,8 @@ def compare_seed(
 
 
 def _compare_parameters(record: SeedRecord, sides: Sides, config: TransformerConfig) -> None:
-    truth = None if sides.truth is None else sides.truth.parameters()
-    record.parameters = parameter_errors(config, sides.jax.parameters(), sides.torch.parameters(), truth)
+    found = {name: side.parameters() for name, side in sides.items() if name != "transformers"}
+    record.parameters = parameter_errors(config, found["jax"], found["torch"], found.get("truth"))
     record.parameters_step = record.steps
 
 

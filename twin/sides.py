@@ -185,15 +185,6 @@ def seconds_of(call: Callable[[], object]) -> float:
     return statistics.median(seconds[1:])
 
 
-def require_same_names(ours: Mapping[str, object], theirs: Mapping[str, object]) -> None:
-    """Raises ParityError, with both lists, if the names of the parameters differ."""
-    if ours.keys() != theirs.keys():
-        raise ParityError(
-            f"only JAX has the parameters {sorted(ours.keys() - theirs.keys())}, "
-            f"only PyTorch has {sorted(theirs.keys() - ours.keys())}"
-        )
-
-
 def require_loss_type(side: str, found: str, dtype: str) -> None:
     """Raises ParityError unless the loss of a training in `dtype` is float64 or, for narrower types, float32."""
     expected = "float64" if dtype == "float64" else "float32"

@@ -11,18 +11,11 @@ from torch import Tensor
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
-from parity.gates.measure import ParityError
+from parity.gates.measure import ParityError, require_same_names
 from parity.gates.torch_side import from_torch, to_torch
 from torch_ref import reference
 from torch_ref.training import Trainer
-from twin.sides import (
-    Masks,
-    StepFigures,
-    Tensors,
-    require_loss_type,
-    require_same_names,
-    seconds_of,
-)
+from twin.sides import Masks, StepFigures, Tensors, require_loss_type, seconds_of
 
 
 class TorchSide:
@@ -65,7 +58,7 @@ class TorchSide:
         if weights is None:
             raise ValueError("the PyTorch side starts from given weights only")
         own = self._model.state_dict()
-        require_same_names(weights, own)
+        require_same_names("5", weights, own)
         for name, array in weights.items():
             if tuple(own[name].shape) != array.shape:
                 raise ParityError(f"{name}: shapes differ: JAX {list(array.shape)}, PyTorch {list(own[name].shape)}")

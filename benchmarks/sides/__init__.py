@@ -35,28 +35,17 @@ class Training:
 
     def __init__(self, side: Side, config: TransformerConfig, shape: BatchShape) -> None:
         self._side, self._batch = side, draw_batch(config, shape)
-        self._last: StepFigures
+        self.device_memory = side.device_memory
         side.start(0, draw_weights(side.shapes()))
 
-    def steps(self, count: int) -> list[float]:
-        """Seconds of `count` updates, each waited for; the very first compiles.
+    def steps(self, count: int) -> list[StepFigures]:
+        """Makes `count` updates, each waited for; the very first compiles.
 
         On a GPU the memory for PyTorch's activations is handed back afterwards.
         """
-        seconds = []
-        for _ in range(count):
-            self._last = self._side.step(self._batch, None)
-            seconds.append(self._last.seconds)
+        taken = [self._side.step(self._batch, None) for _ in range(count)]
         free_torch_memory()
-        return seconds
-
-    def loss(self) -> float:
-        """Mean cross-entropy of the last step, before its update, in nats a token."""
-        return self._last.loss
-
-    def device_memory(self) -> int | None:
-        """The most bytes on the accelerator so far; None where there is none."""
-        return self._side.device_memory()
+        return taken
 
 
 def draw_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:

@@ -19,7 +19,7 @@ from transformers import (
     CompileConfig,
     GPT2LMHeadModel,
     LlamaForCausalLM,
-    StoppingCriteria,
+    MaxLengthCriteria,
     StoppingCriteriaList,
 )
 
@@ -130,7 +130,7 @@ class Decoding:
     def __init__(self, config: TransformerConfig, device: str, cache: CacheKind) -> None:
         self._device, self._model = torch_device(device), same_model(config)
         self._model.to(self._device).eval()
-        self._starts = 0 if config.encoder is None else 1
+        self._translates = config.encoder is not None
         self._options: dict[str, Any] = {} if cache == "dynamic" else {"cache_implementation": "static"}
         if cache == "static compiled":
             compiling: Any = CompileConfig(mode="default" if device == "cpu" else "reduce-overhead")
@@ -148,33 +148,16 @@ class Decoding:
             self._shape = (*tokens.shape, room)
             # What is compiled for a second shape takes sizes as variables, and is slower.
             torch._dynamo.reset()
-        options = dict(self._options)
+        options, prefix = dict(self._options), 1 if self._translates else tokens.shape[1]
         if options and new_tokens < room:
-            options["stopping_criteria"] = StoppingCriteriaList([_Stop(self._prefix(tokens) + new_tokens)])
+            options["stopping_criteria"] = StoppingCriteriaList([MaxLengthCriteria(prefix + new_tokens)])
+        options |= {"max_new_tokens": room if options else new_tokens, "num_beams": beams, "do_sample": False}
         began = time.perf_counter()
-        found = self._generate(tokens, room if options else new_tokens, num_beams=beams, **options).cpu().numpy()
+        mask = torch.ones_like(tokens)
+        found = self._model.generate(tokens, attention_mask=mask, pad_token_id=0, **options).cpu().numpy()
         seconds = time.perf_counter() - began
-        return Decoded(seconds, found[:, self._prefix(tokens) :].astype(np.int32))
+        return Decoded(seconds, found[:, prefix:].astype(np.int32))
 
     def device_memory(self) -> int | None:
         """As torch's allocator counts it."""
         return device_memory(self._device)
-
-    def _prefix(self, tokens: torch.Tensor) -> int:
-        return self._starts or tokens.shape[1]
-
-    def _generate(self, tokens: torch.Tensor, new_tokens: int, **options: Any) -> torch.Tensor:
-        mask = torch.ones_like(tokens)
-        return self._model.generate(
-            tokens, attention_mask=mask, max_new_tokens=new_tokens, do_sample=False, pad_token_id=0, **options
-        )
-
-
-class _Stop(StoppingCriteria):
-    """All rows end at a length."""
-
-    def __init__(self, length: int) -> None:
-        self._length = length
-
-    def __call__(self, input_ids: torch.Tensor, scores: torch.Tensor, **kwargs: Any) -> torch.Tensor:
-        return torch.full((len(input_ids),), input_ids.shape[1] >= self._length, device=input_ids.device)

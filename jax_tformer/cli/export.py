@@ -10,7 +10,14 @@ import tyro
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import list_files, new_folder, require_new_folder, to_dict, user_path, write_json
-from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint
+from jax_tformer.runs.folder import (
+    RunFolder,
+    Trained,
+    export_pretrained,
+    load_trained,
+    parse_checkpoint,
+    require_expressible,
+)
 from jax_tformer.terminal import parse
 
 
@@ -52,8 +59,6 @@ def main(arguments: Sequence[str]) -> int:
     run = RunFolder(user_path(options.run))
     experiment = run.read_config()
     if options.huggingface:
-        from jax_tformer.runs.huggingface import export_pretrained, require_expressible
-
         require_expressible(experiment, options.architecture)
         print(export_pretrained(run, out, step, architecture=options.architecture, dtype=options.dtype))
         return 0

@@ -116,7 +116,7 @@ def generate(options: "GenerateOptions") -> int:
 
     # 4. Scores and speed.
     if references is not None and processes.is_first():
-        output.scores(translation_scores(answers, references))
+        output.scores(translation_scores(answers, references, split_compounds=options.split_compounds))
     _print_notes([watch.line(tokens)])
     return 0
 
@@ -185,6 +185,8 @@ class GenerateOptions:
     """Print one JSON object per line: the text, and its completions with their tokens."""
     reference: Path | None = None
     """A file of reference translations, one per line; reports exact match, BLEU and chrF."""
+    split_compounds: bool = False
+    """Score texts that Moses has divided into words, and their compounds at hyphens, as the paper does."""
     batch_size: int = 8
     """Lines of the file, or of standard input, that are processed together."""
     mesh: MeshConfig = _ONE_DEVICE
@@ -242,13 +244,10 @@ class GenerateOptions:
 
     def _max_new_tokens(self, defaults: GenerationDefaults, limit: Limit) -> int:
         asked, (largest, named) = self.decoding.max_new_tokens, limit or (2**31, "")
-        if asked is not None:
-            require(
-                asked <= largest or limit is None, f"--max-new-tokens is {asked}; expected at most {largest}, {named}"
-            )
-            return asked
-        longest = None if defaults.longest is None else defaults.longest - defaults.translates
-        return min(max(defaults.most or longest or DecodingConfig.max_new_tokens, 1), largest)
+        if asked is None:
+            return min(max(defaults.most or defaults.longest or DecodingConfig.max_new_tokens, 1), largest)
+        require(asked <= largest or limit is None, f"--max-new-tokens is {asked}; expected at most {largest}, {named}")
+        return asked
 
     def check_model(self, translates: bool) -> None:
         """Raises InputError for options that are for models that translate, or for those that do not."""
@@ -403,7 +402,7 @@ def _run_defaults(data: TextData | PairData) -> tuple[GenerationDefaults, Limit]
     decoding = {name: getattr(DecodingConfig, name) for name in ("length_penalty", "length_penalty_form")}
     decoding["temperature"] = 0.0 if translates else _PROMPT_TEMPERATURE
     limit = (data.target_length, "the run's data.target_length") if isinstance(data, PairData) else None
-    return GenerationDefaults(decoding, {}, limit and limit[0], None, None, (), translates, ()), limit
+    return GenerationDefaults(decoding, most=limit and limit[0]), limit
 
 
 def _open_run(
@@ -414,8 +413,10 @@ def _open_run(
 
     def load() -> Trained:
         trained = load_trained(run, step, devices=options.devices)
-        notes = (*trained.skipped, *([f"the checkpoint of step {trained.step}"] if isinstance(step, int | str) else []))
-        return trained._replace(skipped=notes)
+        named = isinstance(step, int) or step in ("best", "average")
+        return trained._replace(
+            skipped=(*trained.skipped, *([f"the checkpoint of step {trained.step}"] if named else []))
+        )
 
     return tokenizer, load
 
@@ -459,8 +460,7 @@ def open_prompts(
         return [read(only)]
     if file is None or str(file) == "-":
         return read_standard_input(read, typed=typed)
-    lines = [line for line in _file_lines(file) if line[0].strip()]
-    prompts = (read(*line) for line in lines)
+    prompts = (read(*line) for line in _file_lines(file) if line[0].strip())
     return list(prompts) if at_once else prompts
 
 

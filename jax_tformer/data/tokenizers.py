@@ -1,4 +1,4 @@
-"""Tokenizers: those of Hugging Face, of bytes or characters, or BPE trained here; and the tokens around a text."""
+"""Tokenizers: of Hugging Face, of bytes, characters or words, or BPE trained here; and the tokens around a text."""
 
 import dataclasses
 import hashlib
@@ -171,7 +171,7 @@ class Tokenizer:
     def encode(self, text: str) -> np.ndarray:
         """Returns the ids of `text`, int32[N]; adds no special tokens, but recognises those spelled out in it.
 
-        Raises InputError if `text` is not valid Unicode, or contains a character that a character tokenizer lacks.
+        Raises InputError if `text` is not valid Unicode, or has a character or word that a tokenizer of them lacks.
         """
         return self.encode_batch([text])[0]
 
@@ -185,25 +185,42 @@ class Tokenizer:
             ids = self._table.look_up(plain)
             if plain == list(texts):
                 return ids
-        found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        try:
+            found = self._backend.encode_batch_fast(texts, add_special_tokens=False)
+        except Exception as error:  # the library raises nothing narrower
+            raise InputError(
+                f"a word of {' '.join(texts)!r:.60} is not in the tokenizer's vocabulary; expected words of the text "
+                "that it was made from; leave it out, or train with the bytes tokenizer"
+            ) from error
         return [np.array(each.ids, np.int32) for each in found]
 
-    def encode_text(self, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
-        """Returns `first` and then the ids of a long `text` (valid UTF-8), `id_type`[N].
+    def encode_texts(self, texts: Iterable[memoryview], first: Sequence[int] = ()) -> np.ndarray:
+        """Returns `first` and then the ids of a text (valid UTF-8), for each of the texts, `id_type`[N].
 
-        Encodes it in `Pieces`, or all at once if a piece would get other ids.
+        Encodes long ones in `Pieces`, or all at once if a piece would get other ids.
         """
-        ids = bytearray(np.array(first, self.id_type).tobytes())
-        pieces = iter(Pieces(text) if self.can_be_cut else [str(text, "utf-8")])
+        ids, begin = bytearray(), np.array(first, self.id_type).tobytes()
+        pieces = (piece for text in texts for piece in enumerate(self.pieces(text)))
         while group := list(islice(pieces, _PIECES_TOGETHER)):
-            for part in self.encode_batch(group):
-                ids += part.astype(self.id_type).tobytes()
+            for (number, _), part in zip(group, self.encode_batch([piece for _, piece in group]), strict=True):
+                ids += begin * (number == 0) + part.astype(self.id_type).tobytes()
         return np.frombuffer(ids, self.id_type)
+
+    def pieces(self, text: bytes | memoryview) -> Iterable[str]:
+        """Returns the parts in which a text (UTF-8) can be encoded, one at least."""
+        return Pieces([text]) if self.can_be_cut and len(text) > _PIECE_BYTES else [str(text, "utf-8")]
+
+    @property
+    def separator(self) -> tuple[int, ...]:
+        """What begins each document among many: the tokens of a framing, or the start token, or an end token."""
+        known = (id for id in (self.start_id, self.end_id) if id is not None)
+        return self.framing.before if self.framing else tuple(islice(known, 1))
 
     @cached_property
     def can_be_cut(self) -> bool:
         """Whether a text has the same ids if it is cut before a space or line end: Llama 2 puts a space before each."""
-        if self._table is not None:
+        words = isinstance(self._backend.pre_tokenizer, pre_tokenizers.WhitespaceSplit)
+        if self._table is not None or (words and self._backend.normalizer is None):
             return True
         one, *rows = (ids.tolist() for ids in self.encode_batch(["a", " a", "a a", "\na", "a\na"]))
         return [one + rows[0], one + rows[2]] == rows[1::2]
@@ -251,23 +268,36 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 class Pieces(Iterable[str]):
-    """Iterates over a text (UTF-8) in parts of about 8,192 bytes, because the library slows down on long texts.
+    """Iterates over a text, given in blocks of UTF-8, in parts of about 8,192 bytes: the library is slow on long texts.
 
     Cuts before a space, which is where no token of GPT-2, BERT, Llama 3 or Qwen 2 crosses: the ids are those of the
-    whole text. Only text without spaces is cut before a line end.
+    whole text. Only text without spaces is cut before a line end. Where the blocks end does not matter.
     """
 
-    def __init__(self, text: bytes | memoryview) -> None:
-        self._text = text
+    def __init__(self, blocks: Iterable[bytes | memoryview]) -> None:
+        self._blocks = blocks
 
     def __iter__(self) -> Iterator[str]:
-        start = 0
-        while start < len(self._text):
-            near = start + _PIECE_BYTES
-            found = _SPACE.search(self._text, near, near + _PIECE_BYTES) or _SPACE_OR_LINE_END.search(self._text, near)
-            end = found.start() if found else len(self._text)
-            yield str(self._text[start:end], "utf-8")
-            start = end
+        rest: bytes | memoryview = b""
+        for block in self._blocks:
+            rest = b"".join((rest, block)) if len(rest) else block
+            start = 0
+            while end := self._cut(rest, start):
+                yield str(rest[start:end], "utf-8")
+                start = end
+            rest = rest[start:]
+        while len(rest):
+            end = self._cut(rest, 0, at_end=True) or len(rest)
+            yield str(rest[:end], "utf-8")
+            rest = rest[end:]
+
+    def _cut(self, text: bytes | memoryview, start: int, at_end: bool = False) -> int:
+        """Returns where a piece that begins at `start` ends; 0 if that depends on what follows `text`."""
+        near = start + _PIECE_BYTES
+        if len(text) < near + _PIECE_BYTES and not at_end:
+            return 0
+        found = _SPACE.search(text, near, near + _PIECE_BYTES) or _SPACE_OR_LINE_END.search(text, near)
+        return found.start() if found else 0
 
 
 @dataclass(frozen=True)
@@ -393,12 +423,12 @@ def pair_framing(tokenizer: Tokenizer) -> Framing:
 
 
 def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapping[Role, str]) -> Tokenizer:
-    """Makes the tokenizer that `config` describes; characters and BPE come from `texts`.
+    """Makes the tokenizer that `config` describes; characters, words and BPE come from `texts`.
 
     `special` names the token of each role; two roles may share one. Special tokens get the highest ids. A Hugging Face
     tokenizer has its own special tokens and ignores `special`.
 
-    Raises InputError if a character tokenizer gets no text, or the Hugging Face tokenizer cannot be loaded.
+    Raises InputError if characters or words are to come from no text, or if a Hugging Face tokenizer cannot be loaded.
     """
     if config.kind == "huggingface":
         return _load_huggingface(config.name, config.revision)
@@ -407,8 +437,8 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapp
         backend = _byte_level(
             models.BPE({character: byte for byte, character in enumerate(BYTES)}, []), use_regex=False
         )
-    elif config.kind == "characters":
-        backend = _characters(texts)
+    elif config.kind in ("characters", "words"):
+        backend = _word_level(texts, config.kind)
     else:
         assert config.vocab_size is not None  # checked on construction
         backend = _trained_bpe(texts, config.vocab_size - len(tokens))
@@ -423,16 +453,19 @@ def _byte_level(model: models.BPE, use_regex: bool) -> tokenizers.Tokenizer:
     return backend
 
 
-def _characters(texts: Iterable[str]) -> tokenizers.Tokenizer:
+def _word_level(texts: Iterable[str], kind: Literal["characters", "words"]) -> tokenizers.Tokenizer:
     found: set[str] = set()
     for text in texts:
-        found.update(text)
-    characters = sorted(found)
-    if not characters:
-        raise InputError("the text is empty; expected text to take the tokenizer's characters from")
-    backend = tokenizers.Tokenizer(models.WordLevel({character: id for id, character in enumerate(characters)}))
-    backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
-    backend.decoder = decoders.Fuse()
+        found.update(text.split() if kind == "words" else text)
+    if not found:
+        raise InputError(f"the text is empty; expected text to take the tokenizer's {kind} from")
+    backend = tokenizers.Tokenizer(models.WordLevel({token: id for id, token in enumerate(sorted(found))}))
+    if kind == "words":
+        # Without a decoder, the library puts spaces between tokens.
+        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+    else:
+        backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
+        backend.decoder = decoders.Fuse()
     return backend
 
 

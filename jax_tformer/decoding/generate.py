@@ -216,15 +216,11 @@ class PromptBatch(NamedTuple):
             # The last token does not count: it is chosen but never read.
             slides = self.context is not None and len(ids) + limit - 1 > self.context
             groups.setdefault(round_up(len(ids), step=self._step) if slides else 0, []).append(row)
-        return [
-            (
-                rows,
-                PromptBatch(
-                    [self.ids[row] for row in rows], self.limits[rows], *self[2:4], self.context if length else None
-                ),
-            )
-            for length, rows in groups.items()
-        ]
+        found = []
+        for length, rows in groups.items():
+            part = self._replace(ids=[self.ids[row] for row in rows], limits=self.limits[rows])
+            found.append((rows, part if length else part._replace(context=None)))
+        return found
 
     def pad(self, config: TransformerConfig) -> tuple[Prompts, int]:
         """Returns the prompts of one group as arrays, and the number of slots that their cache needs in the end."""

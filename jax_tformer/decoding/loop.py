@@ -20,7 +20,7 @@ from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 from jax_tformer.cache import Cache
 from jax_tformer.decoding.sampling import Count, History, Keys, Logits, Padded, Rules, Step, TokenIds, choose, restrict
 from jax_tformer.functional import DecoderTransformer, Params
-from jax_tformer.model.fast.rows import FEW_ROWS, Transposed
+from jax_tformer.model.fast import FEW_ROWS, Transposed
 from jax_tformer.model.transformer import DecoderOnly
 from jax_tformer.training.sharding import replicate, split_rows
 
@@ -255,8 +255,8 @@ class Beams(NamedTuple):
     """Finished sequences; their scores are divided by the length penalty."""
     improvable: Bool[Array, " B"]
     """Whether an unfinished sequence might still overtake a finished one."""
-    prompts: History | None
-    """The prompt of each of B * W sequences; None where the rules do not look back."""
+    history: History | None
+    """That of each of the B * W unfinished sequences; None where the rules do not look back."""
     cache: Cache
     limits: Int[Array, " B"]
     length: Count
@@ -281,7 +281,7 @@ def start_search(
     The cache has `cache_length` slots. No sequence gets more than `room` tokens (M).
     """
     batch, width = len(prompts.tokens), rules.num_beams
-    logits, cache, history = _begin(net, rules, params, prompts, width, cache_length, 0)
+    logits, cache, history = _begin(net, rules, params, prompts, width, cache_length, room)
     nothing = Sequences(
         jnp.full((batch, width, room), rules.end_ids[0], jnp.int32),
         jnp.zeros((batch, width), jnp.int32),
@@ -339,22 +339,21 @@ def _spread(state: StateOrBeams) -> StateOrBeams:
 
 def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> Beams:
     """Returns the beams with one more token."""
-    limits, end_ids = beams.limits, rules.end_ids
-    (batch, width, vocabulary), running = logits.shape, beams.running
+    limits, history, running = beams.limits, beams.history, beams.running
+    batch, width, vocabulary = logits.shape
     broken = jnp.isnan(logits).any((1, 2)) & ~beams.closed
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
-    history = None if beams.prompts is None else _history(beams.prompts, running.tokens, beams.length)
     step = Step(beams.length, jnp.repeat(limits, width), history)
     log_probabilities = restrict(log_probabilities.reshape(-1, vocabulary), rules, step).reshape(logits.shape)
     if rules.renormalize_logits:
         log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
     total = (running.scores[:, :, None] + log_probabilities).reshape(batch, -1)
-    scores, best = jax.lax.top_k(total, min(max(2, 1 + len(end_ids)) * width, total.shape[1]))
+    scores, best = jax.lax.top_k(total, min(max(2, 1 + len(rules.end_ids)) * width, total.shape[1]))
     origins, token = best // vocabulary, (best % vocabulary).astype(jnp.int32)
     length = beams.length + 1
     longer = running.take(origins)
     longer = Sequences(longer.tokens.at[:, :, beams.length].set(token), longer.lengths + 1, scores, longer.exist)
-    ends = jnp.isin(token, end_ids) | (length >= limits)[:, None]
+    ends = jnp.isin(token, rules.end_ids) | (length >= limits)[:, None]
 
     # Finished sequences, old and new.
     enters = ends & (jnp.arange(scores.shape[1]) < width)[None] & longer.exist & ~beams.closed[:, None]
@@ -369,6 +368,9 @@ def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> 
     best = jax.lax.top_k(running.scores, width)[1]
     running = running.take(best)
     rows = (jnp.take_along_axis(origins, best, axis=1) + width * jnp.arange(batch)[:, None]).reshape(-1)
+    if history is not None:
+        token = jnp.take_along_axis(token, best, axis=1).reshape(-1)
+        history = history.take(rows).append(token)
 
     hoped = running.scores[:, 0] / _penalty(rules, _hoped_length(rules, length, limits), scores.dtype)
     # Any sequence is better than a free place.
@@ -378,7 +380,7 @@ def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> 
         running,
         finished,
         improvable,
-        beams.prompts,
+        history,
         take_sequences(beams.cache, rows),
         limits,
         length,
@@ -387,15 +389,8 @@ def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> 
     )
 
 
-def _history(prompts: History, tokens: Int[Array, "B W M"], length: Count) -> History:
-    """Returns the prompts with the first `length` tokens of the beams behind them."""
-    new = jnp.where(jnp.arange(tokens.shape[2]) < length, tokens, -1).reshape(-1, tokens.shape[2])
-    return prompts._replace(tokens=jnp.concatenate([prompts.tokens, new], axis=1), length=prompts.length + length)
-
-
-def _hoped_length(rules: Rules, length: Count, limits: Int[Array, " B"]) -> Int[Array, " B"]:
+def _hoped_length(rules: Rules, length: Count, limits: Int[Array, " B"]) -> Int[Array, "*B"]:
     """Returns the length at which an unfinished sequence may still win: its own, or its limit if length is rewarded."""
-    length = jnp.broadcast_to(length, limits.shape)
     return jnp.where(rules.length_penalty > 0, limits, length) if rules.early_stopping == "never" else length
 
 

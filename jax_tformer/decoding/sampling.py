@@ -51,6 +51,10 @@ class History(NamedTuple):
         tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, token[:, None], self.length, axis=1)
         return self._replace(tokens=tokens, length=self.length + 1)
 
+    def take(self, rows: TokenIds) -> "History":
+        """Returns the history whose new tokens are those of other rows of the same prompts."""
+        return self._replace(tokens=self.tokens[rows])
+
     def last(self, count: int) -> Int[Array, "N n"]:
         """Returns the last `count` tokens of each row; -1 where there are fewer."""
         columns = self.length - count + jnp.arange(count)
@@ -162,10 +166,8 @@ def restrict(scores: Logits, rules: Rules, step: Step) -> Logits:
     if (history := step.history) is not None:
         if rules.repetition_penalty is not None:
             scores = penalize_repetition(scores, history.tokens, rules.repetition_penalty.astype(scores.dtype))
-        own = history.tokens, rules.no_repeat_ngram_size
-        for text, size in own, (history.source, rules.encoder_no_repeat_ngram_size):
-            if size:
-                scores = forbid_ngrams(scores, history, text, size)
+        scores = forbid_ngrams(scores, history, history.tokens, rules.no_repeat_ngram_size)
+        scores = forbid_ngrams(scores, history, history.source, rules.encoder_no_repeat_ngram_size)
         if rules.bad_words_ids is not None:
             scores = forbid_words(scores, history, rules.bad_words_ids)
     return constrain(scores, rules, step)
@@ -189,12 +191,12 @@ def constrain(scores: Logits, rules: Rules, step: Step) -> Logits:
 
 
 def forbid_ngrams(scores: Logits, history: History, text: Int[Array, "N X"], size: int) -> Logits:
-    """Sets the scores of tokens that would end an n-gram of `size` tokens of the row's `text` to -inf.
+    """Sets the scores of tokens that would end an n-gram of `size` tokens of the row's `text` to -inf; 0: none.
 
     `text` has -1 where there is no token.
     """
     columns, before = text.shape[1], size - 1
-    if columns < size:
+    if not 0 < size <= columns:
         return scores
     # What the next token will stand behind. A history that is too short has -1 there, and equals nothing but
     # itself, where no token follows.

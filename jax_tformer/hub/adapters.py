@@ -22,7 +22,7 @@ import numpy as np
 import safetensors
 from safetensors.numpy import save_file
 
-from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
+from jax_tformer.config import LoraConfig, LoraTarget
 from jax_tformer.config.errors import InputError
 from jax_tformer.files import (
     from_dict,
@@ -35,9 +35,9 @@ from jax_tformer.files import (
     write_json,
 )
 from jax_tformer.functional import AnyTransformer, Params, transformer
-from jax_tformer.hub.families import FAMILIES, Arrays, Row, known_names, places_of
+from jax_tformer.hub.families import FAMILIES, Arrays, Layout, Place
 from jax_tformer.hub.folder import open_file
-from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, slots, to_reference
+from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, require_fit, slots, to_reference
 from jax_tformer.lora import join_adapters, split_adapters, without_adapters
 
 CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
@@ -55,36 +55,40 @@ _CHANGE_NOTHING = {
 PREFIX = "base_model.model."
 """Before the names of all modules, because PEFT wraps the model twice."""
 _NAMED = re.compile(rf"({re.escape(PREFIX)})?(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
-_NAMES = ("query", "key", "value", "output", "gate", "up", "down")
+_PROJECTIONS = tuple(f".{name}.weight" for name in get_args(LoraTarget) if name != "all")
 
 
 class Module(NamedTuple):
     """One of their modules that is a projection, or several fused ones, of a layer."""
 
-    name: str
-    ours: tuple[str, ...]
-    """Our projections (`decoder.blocks.0.self_attention.query`)."""
-    axes: str
-    """How its weight becomes ours, as in einops."""
-    sizes: Mapping[str, int]
-    outputs: int
-    inputs: int
+    place: Place
+    """That of its weight."""
 
-    def split(self, b: np.ndarray) -> list[np.ndarray]:
-        """Splits a B into those of our projections."""
-        laid = b.T if self.inputs_first else b
-        return list(einops.rearrange(laid, self.axes, n=len(self.ours), **self.sizes))
-
-    def fuse(self, parts: Iterable[np.ndarray]) -> np.ndarray:
-        """Inverts `split`."""
-        before, after = self.axes.split(" -> ")
-        laid = einops.rearrange(np.stack(list(parts)), f"{after} -> {before}", **self.sizes)
-        return np.ascontiguousarray(laid.T if self.inputs_first else laid)
+    @property
+    def parts(self) -> list[str]:
+        """Our projections (`decoder.blocks.0.self_attention.query`)."""
+        return [name.removesuffix(".weight") for name in self.place.ours]
 
     @property
     def inputs_first(self) -> bool:
         """Whether its weight is `[inputs, outputs]`, as in GPT-2's Conv1D."""
-        return self.axes.startswith("i ")
+        return self.place.axes.startswith("i ")
+
+    def shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns the shapes of its A and its B."""
+        outputs, inputs = self.place.shape[::-1] if self.inputs_first else self.place.shape
+        return (rank, inputs), (outputs, rank)
+
+    def split(self, b: np.ndarray) -> list[np.ndarray]:
+        """Splits a B into those of our projections."""
+        laid = b.T if self.inputs_first else b
+        return list(einops.rearrange(laid, self.place.axes, n=len(self.parts), **self.place.sizes))
+
+    def fuse(self, parts: Iterable[np.ndarray]) -> np.ndarray:
+        """Inverts `split`."""
+        before, after = self.place.axes.split(" -> ")
+        laid = einops.rearrange(np.stack(list(parts)), f"{after} -> {before}", **self.place.sizes)
+        return np.ascontiguousarray(laid.T if self.inputs_first else laid)
 
 
 def save_adapters(
@@ -103,12 +107,12 @@ def save_adapters(
     if net.config.lora is None:
         raise InputError("the model has no adapters to save; expected one with TransformerConfig.lora")
     require_new_folder(out)
-    rows = _rows(net, architecture)
-    found = modules(rows, without_adapters(net.config))
+    layout = _layout(net, architecture)
+    found = modules(layout)
     theirs = write_adapters(found, to_reference(split_adapters(params)[0]))
     arrays = {f"{PREFIX}{name}.lora_A.weight": a for name, (a, _) in theirs.items()}
     arrays |= {f"{PREFIX}{name}.lora_B.weight": b for name, (_, b) in theirs.items()}
-    names = {row.theirs.removesuffix(".weight").replace("*", "0") for row in rows} | found.keys()
+    names = {place.theirs.removesuffix(".weight") for place in layout.places}
     inputs_first = any(found[name].inputs_first for name in theirs)
     said = _written(net.config.lora, {name: len(a) for name, (a, _) in theirs.items()}, names, base, inputs_first)
     metadata = {"format": "pt", _KEY: json.dumps(to_dict(net.config.lora))}
@@ -142,11 +146,11 @@ def load_adapters(
             f"{path} holds {PICKLE} and no {WEIGHTS}; such files can run code when they are read, so they are not; "
             "where you trust it, let PEFT write it again with safe_serialization=True"
         )
-    said, rows = _read_config(path / CONFIG), _rows(net, architecture)
+    said, layout = _read_config(path / CONFIG), _layout(net, architecture)
     arrays = {name: read(tensor) for name, tensor in open_file(path, WEIGHTS).items()}
     try:
-        found = modules(rows, net.config)
-        theirs = pairs(rows, net.config, found, arrays)
+        found = modules(layout)
+        theirs = pairs(layout, found, arrays)
         lora, ours = _read(said, found, theirs, _own_config(path / WEIGHTS))
         adapted = transformer(dataclasses.replace(net.config, lora=lora))
         shapes = split_adapters(adapted.shapes)[0]
@@ -160,11 +164,13 @@ def load_adapters(
     return adapted, join_adapters(jax.tree.map(jax.numpy.asarray, adapters), params)
 
 
-def _rows(net: AnyTransformer, architecture: str | None) -> tuple[Row, ...]:
+def _layout(net: AnyTransformer, architecture: str | None) -> Layout:
+    """Returns the layout of the model that adapters are for."""
     chosen = architecture or (None if net.origin is None else net.origin.architecture)
     if chosen not in FAMILIES:
         raise InputError(f"architecture is {chosen!r}; expected one of {', '.join(FAMILIES)}")
-    return FAMILIES[chosen].rows(without_adapters(net.config))
+    config = without_adapters(net.config)
+    return Layout(FAMILIES[chosen].rows(config), config)
 
 
 def _written(
@@ -247,7 +253,7 @@ def _read(
             raise InputError(f"{name}.lora_A has {len(a)} rows, and {CONFIG} says rank {ranks[name]}; expected as many")
     if own is not None and _is_own(own, found, theirs) and own.rank_stabilized == stabilized:
         return own, read_adapters(found, theirs, own)
-    targets = {part.split(".")[-1] for name in theirs for part in found[name].ours}
+    targets = {part.split(".")[-1] for name in theirs for part in found[name].parts}
     for what, values in (("ranks", set(ranks.values())), ("alphas", set(alphas.values()))):
         if len(values) > 1:
             raise InputError(f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules")
@@ -273,16 +279,13 @@ def _is_own(own: LoraConfig, found: Mapping[str, Module], theirs: Mapping[str, t
     )
 
 
-def modules(rows: tuple[Row, ...], config: TransformerConfig) -> dict[str, Module]:
-    """Returns the modules that are projections of layers, by name; `config` is that of the model without adapters."""
-    found = {}
-    for place in places_of(rows, config):
-        ours = tuple(name.removesuffix(".weight") for name in place.ours)
-        if f".{STACKED}." in ours[0] and place.ours[0].endswith(".weight") and ours[0].split(".")[-1] in _NAMES:
-            name = place.theirs.removesuffix(".weight")
-            outputs, inputs = place.shape[::-1] if place.axes.startswith("i ") else place.shape
-            found[name] = Module(name, ours, place.axes, place.sizes, outputs, inputs)
-    return found
+def modules(layout: Layout) -> dict[str, Module]:
+    """Returns the modules that are projections of layers, by name."""
+    return {
+        place.theirs.removesuffix(".weight"): Module(place)
+        for place in layout.places
+        if f".{STACKED}." in place.ours[0] and place.ours[0].endswith(_PROJECTIONS)
+    }
 
 
 def shortest(name: str, others: Collection[str]) -> str:
@@ -296,16 +299,16 @@ def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) 
     """Returns (A, B) of their modules, from adapters with the names and layouts of `torch_ref`."""
     theirs: dict[str, tuple[np.ndarray, ...]] = {}
     for name, module in found.items():
-        adapted = [part for part in module.ours if f"{part}.lora.a.weight" in ours]
+        adapted = [part for part in module.parts if f"{part}.lora.a.weight" in ours]
         if not adapted:
             continue
         first, *others = (ours[f"{part}.lora.a.weight"] for part in adapted)
         bs = {part: ours[f"{part}.lora.b.weight"] for part in adapted}
-        if len(adapted) == len(module.ours) and all(other.tobytes() == first.tobytes() for other in others):
+        if len(adapted) == len(module.parts) and all(other.tobytes() == first.tobytes() for other in others):
             theirs[name] = first, module.fuse(bs.values())
             continue
         rank, a = len(first), np.concatenate([first, *others])
-        wide = {part: np.zeros((len(bs[adapted[0]]), len(a)), a.dtype) for part in module.ours}
+        wide = {part: np.zeros((len(bs[adapted[0]]), len(a)), a.dtype) for part in module.parts}
         for number, part in enumerate(adapted):
             wide[part][:, number * rank : (number + 1) * rank] = bs[part]
         theirs[name] = a, module.fuse(wide.values())
@@ -320,20 +323,17 @@ def read_adapters(
     Raises WeightsError for adapters of other shapes than the modules that they are for.
     """
     ours: Arrays = {}
-    wrong = []
+    given: Arrays = {}
+    shapes: dict[str, tuple[int, ...]] = {}
     for name, (a, b) in theirs.items():
-        for side, array, shape in (
-            ("A", a, (len(a), found[name].inputs)),
-            ("B", b, (found[name].outputs, len(a))),
-        ):
-            if array.shape != shape:
-                wrong.append(f"{name}.lora_{side} is {list(array.shape)}, expected {list(shape)}")
-    if wrong:
-        raise WeightsError(f"{len(wrong)} of another shape ({listed(wrong)})")
+        sides = f"{name}.lora_A", f"{name}.lora_B"
+        given |= zip(sides, (a, b), strict=True)
+        shapes |= zip(sides, found[name].shapes(len(a)), strict=True)
+    require_fit("adapters", given, shapes)
     for name, (a, b) in theirs.items():
         module = found[name]
-        adapted = [part for part in module.ours if lora is None or lora.adapts(part.split(".")[-1])]
-        parts = dict(zip(module.ours, module.split(b), strict=True))
+        adapted = [part for part in module.parts if lora is None or lora.adapts(part.split(".")[-1])]
+        parts = dict(zip(module.parts, module.split(b), strict=True))
         step = 0 if lora is None or len(a) == lora.rank else lora.rank
         for number, part in enumerate(adapted):
             columns = slice(number * step, number * step + (step or len(a)))
@@ -343,7 +343,7 @@ def read_adapters(
 
 
 def pairs(
-    rows: tuple[Row, ...], config: TransformerConfig, found: Collection[str], arrays: Mapping[str, np.ndarray]
+    layout: Layout, found: Collection[str], arrays: Mapping[str, np.ndarray]
 ) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Returns (A, B) by module from the arrays of a file of PEFT.
 
@@ -355,7 +355,7 @@ def pairs(
     for key, array in arrays.items():
         match = _NAMED.fullmatch(key)
         named = f"{match['module']}.weight" if match else key
-        module = (known_names(rows, config, [named])[named] or "").removesuffix(".weight")
+        module = (layout.known([named])[named] or "").removesuffix(".weight")
         if match is None or module not in found:
             others.append(key)
         else:

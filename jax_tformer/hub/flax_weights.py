@@ -10,9 +10,9 @@ from flax import serialization, traverse_util
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.files import read_json, user_path
+from jax_tformer.files import user_path
 from jax_tformer.functional import AnyTransformer, Params
-from jax_tformer.hub.folder import STORED, inside, read_origin
+from jax_tformer.hub.folder import STORED, inside, read_index, read_origin
 from jax_tformer.hub.names import View
 from jax_tformer.hub.pretrained import assembled, matching_tokenizer
 
@@ -68,16 +68,7 @@ def _files(folder: Path) -> list[Path]:
         return [inside(folder, FLAX)]
     if not (folder / FLAX_INDEX).exists():
         raise InputError(f"{folder} has neither {FLAX} nor {FLAX_INDEX}; expected the weights of a Flax model")
-    content = read_json(inside(folder, FLAX_INDEX))
-    files = content.get("weight_map") if isinstance(content, dict) else None
-    if not isinstance(files, dict) or not files:
-        raise InputError(f"{folder / FLAX_INDEX} has no weight_map; expected the name of a file for each array")
-    for file in files.values():
-        if not isinstance(file, str) or Path(file).name != file or not file.endswith(".msgpack"):
-            raise InputError(
-                f"{folder / FLAX_INDEX} names {file!r}; expected a file of this folder that ends in .msgpack"
-            )
-    return [inside(folder, file) for file in sorted(set(files.values()))]
+    return [inside(folder, file) for file in sorted(set(read_index(folder, FLAX_INDEX, ".msgpack").values()))]
 
 
 def _unpacked(path: Path) -> dict[str, Any]:
@@ -87,8 +78,7 @@ def _unpacked(path: Path) -> dict[str, Any]:
     """
     try:
         tree = serialization.msgpack_restore(path.read_bytes())
-        flat: dict[str, Any] = traverse_util.flatten_dict({"": tree}, sep="/")
-        return flat
+        return traverse_util.flatten_dict({"": tree}, sep="/")
     except _DAMAGES as error:
         reason = " ".join(str(error).split()) or type(error).__name__
         raise InputError(f"{path} is truncated or damaged ({reason}); restore it, or load it again") from error

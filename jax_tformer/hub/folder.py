@@ -4,7 +4,7 @@ arrays in safetensors, each of which is read part by part, where somebody asks."
 import json
 import math
 import os
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
@@ -16,7 +16,7 @@ import safetensors
 
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError
-from jax_tformer.files import not_regular, read_json, write_json
+from jax_tformer.files import not_regular, read_json, shortened, write_json
 
 WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
 TYPES: dict[str, np.dtype[Any]] = {
@@ -88,6 +88,16 @@ _KINDS: Mapping[str, _Kind] = {
     **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), _ENDS),
 }
 """Setting that is read -> what it has to be."""
+_SAME = (
+    "length_penalty",
+    "repetition_penalty",
+    *_NGRAMS,
+    "renormalize_logits",
+    "early_stopping",
+    *_NEVER,
+    "bad_words_ids",
+)
+"""Settings that mean the same in a DecodingConfig."""
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "typical_p": (1.0,),
     "epsilon_cutoff": (0.0,),
@@ -193,18 +203,17 @@ class GenerationDefaults(NamedTuple):
 
     decoding: dict[str, Any]
     """Fields of DecodingConfig. There is a temperature if tokens are to be drawn."""
-    drawing: dict[str, Any]
+    drawing: dict[str, Any] = {}  # noqa: RUF012 (nobody changes it)
     """More of them, for tokens that are drawn because a flag asks for it."""
-    most: int | None
+    most: int | None = None
     """The most new tokens of an answer."""
-    longest: int | None
-    """The most tokens of a prompt and its answer, or of a translation with its start token."""
-    start_id: int | None
+    longest: int | None = None
+    """The most tokens of a prompt and its answer, or of a translation."""
+    start_id: int | None = None
     """The first token that a decoder reads after an encoder."""
-    end_ids: tuple[int, ...]
+    end_ids: tuple[int, ...] = ()
     """Any of these ends an answer; empty if the checkpoint does not say."""
-    translates: bool
-    ignored: tuple[str, ...]
+    ignored: tuple[str, ...] = ()
     """The settings that we do not have, each with its value."""
 
 
@@ -234,17 +243,12 @@ def read_defaults(
         for name, neutral in _NEUTRAL.items()
         if name in given and given[name] not in neutral and given[name] != []
     ]
-    decoding: dict[str, Any] = {}
-    # Also without num_beams: a flag may ask for a beam search.
-    if "length_penalty" in given:
-        decoding["length_penalty"] = float(given["length_penalty"])
-    for name in ("repetition_penalty", *_NGRAMS, "renormalize_logits", "early_stopping"):
-        decoding |= {name: given[name]} if name in given else {}
-    drawing: dict[str, Any] = {name: float(given[name]) for name in ("temperature", "top_p", "min_p") if name in given}
+    # Those of beams also without num_beams: a flag may ask for a beam search.
+    decoding = {name: _as_tuple(given[name]) for name in _SAME if name in given}
+    drawing: dict[str, Any] = {name: given[name] for name in ("temperature", "top_p", "min_p") if name in given}
     drawing |= {"top_k": given["top_k"] or None} if "top_k" in given else {}
-    beams = given.get("num_beams", 1)
-    if beams > 1:
-        decoding["num_beams"] = beams
+    if given.get("num_beams", 1) > 1:
+        decoding["num_beams"] = given["num_beams"]
         if given.get("do_sample"):
             ignored.append("do_sample with num_beams")
     elif given.get("do_sample"):
@@ -254,39 +258,32 @@ def read_defaults(
     ends = ends if isinstance(ends, list) else [ends]
     if unknown := [end for end in ends if vocabulary is not None and end >= vocabulary]:
         raise InputError(f"eos_token_id is {unknown[0]} in {where}; expected ids below {vocabulary}, the vocabulary")
-    decoding |= _constraints(given, translates, ignored)
+    # Those of translations count the start token.
+    lengths = {name: given[name] - translates for name in ("min_length", "max_length") if given.get(name)}
+    fewest = given.get("min_new_tokens", 0)
+    if translates:
+        fewest = fewest or lengths.get("min_length", 0)
+    elif "min_length" in lengths and not fewest:
+        ignored.append(f"min_length {given['min_length']}")
+    decoding |= {"min_new_tokens": fewest} if fewest else {}
+    if "forced_bos_token_id" in given and translates:
+        decoding["forced_bos_token_id"] = given["forced_bos_token_id"]
+    last = given.get("forced_eos_token_id", [])
+    last = last if isinstance(last, list) else [last]
+    if len(last) == 1:
+        decoding["forced_eos_token_id"] = last[0]
+    elif last:
+        ignored.append(f"forced_eos_token_id {last}")
+    longest = None if "max_new_tokens" in given else lengths.get("max_length")
+    start_id = given.get("decoder_start_token_id", given.get("bos_token_id")) if translates else None
     return GenerationDefaults(
-        decoding,
-        drawing,
-        given.get("max_new_tokens"),
-        None if "max_new_tokens" in given else given.get("max_length"),
-        given.get("decoder_start_token_id", given.get("bos_token_id")) if translates else None,
-        tuple(ends),
-        translates,
-        tuple(ignored),
+        decoding, drawing, given.get("max_new_tokens"), longest, start_id, tuple(ends), tuple(ignored)
     )
 
 
-def _constraints(given: Mapping[str, Any], translates: bool, ignored: list[str]) -> dict[str, Any]:
-    """Returns the fields of DecodingConfig that force or forbid tokens; adds to `ignored` what they cannot express."""
-    found: dict[str, Any] = {name: tuple(given[name]) for name in _NEVER if given.get(name)}
-    if words := given.get("bad_words_ids"):
-        found["bad_words_ids"] = tuple(map(tuple, words))
-    fewest = given.get("min_new_tokens", 0)
-    if translates:
-        # Lengths of translations count the start token.
-        fewest = fewest or max(given.get("min_length", 0) - 1, 0)
-    elif given.get("min_length", 0) and not fewest:
-        ignored.append(f"min_length {given['min_length']}")
-    found |= {"min_new_tokens": fewest} if fewest else {}
-    if "forced_bos_token_id" in given and translates:
-        found["forced_bos_token_id"] = given["forced_bos_token_id"]
-    last = given.get("forced_eos_token_id")
-    if isinstance(last, list) and len(last) != 1:
-        ignored.append(f"forced_eos_token_id {last}")
-        last = None
-    last = last[0] if isinstance(last, list) else last
-    return found if last is None else found | {"forced_eos_token_id": last}
+def _as_tuple(value: Any) -> Any:
+    """Returns a list of JSON, and lists in it, as tuples; anything else as it is."""
+    return tuple(map(_as_tuple, value)) if isinstance(value, list) else value
 
 
 def _require_kind(name: str, value: Any, where: str) -> None:
@@ -352,28 +349,37 @@ def inside(folder: Path, name: str) -> Path:
     return path
 
 
-def _open_shards(folder: Path) -> dict[str, Stored]:
-    index = inside(folder, INDEX)
+def read_index(folder: Path, name: str, ending: str, mend: str = "") -> dict[str, str]:
+    """Reads an index of several files: the name of each array -> that of its file.
+
+    Raises InputError if it is missing or damaged, or if it names anything but files of the folder with this `ending`.
+    """
+    index = inside(folder, name)
     content = read_json(index, _MOST_INDEX)
     files = content.get("weight_map") if isinstance(content, dict) else None
     if not isinstance(files, dict) or not files:
         raise InputError(f"{index} has no weight_map; expected the name of a file for each array; restore it")
-    for name, file in files.items():
+    for array, file in files.items():
         if not isinstance(file, str) or not file or file in (".", "..") or Path(file).name != file or "\\" in file:
-            raise InputError(f"{index} says that {name} is in {file!r}; expected a file of this folder, by its name")
-    if pickles := sorted({file for file in files.values() if not file.endswith(".safetensors")}):
-        raise InputError(f"{index} names {pickles[0]}; expected files that end in .safetensors; {_CONVERT}")
+            raise InputError(f"{index} says that {array} is in {file!r}; expected a file of this folder, by its name")
+    if others := sorted(file for file in files.values() if not file.endswith(ending)):
+        raise InputError(f"{index} names {others[0]}; expected files that end in {ending}{mend}")
+    return files
+
+
+def _open_shards(folder: Path) -> dict[str, Stored]:
+    files = read_index(folder, INDEX, ".safetensors", f"; {_CONVERT}")
     tensors: dict[str, Stored] = {}
     for file in sorted(set(files.values())):
-        found = open_file(folder, file)
-        listed = {name for name, at in files.items() if at == file}
-        for names, problem in (
-            (listed - found.keys(), "which the index promises"),
-            (found.keys() - listed, "which the index does not list"),
-        ):
-            if names:
-                has = "lacks" if names <= listed else "holds"
-                raise InputError(f"{folder / file} {has} {_few(names)}, {problem}; restore the folder")
+        found, listed = open_file(folder, file), {name for name, at in files.items() if at == file}
+        if lacks := sorted(listed - found.keys()):
+            raise InputError(
+                f"{folder / file} lacks {shortened(lacks, 1)}, which the index promises; restore the folder"
+            )
+        if holds := sorted(found.keys() - listed):
+            raise InputError(
+                f"{folder / file} holds {shortened(holds, 1)}, which the index does not list; restore the folder"
+            )
         tensors |= found
     return tensors
 
@@ -425,8 +431,3 @@ def what_instead(folder: Path) -> str:
             f"code; {_CONVERT}"
         )
     return f"{folder} has neither {WEIGHTS} nor {INDEX}; expected the weights in one of them; restore the folder"
-
-
-def _few(names: Collection[str]) -> str:
-    first, *rest = sorted(names)
-    return f"{first} and {len(rest)} more" if rest else first

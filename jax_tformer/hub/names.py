@@ -147,8 +147,7 @@ class Rearranged:
 
 
 def _length(part: slice) -> int:
-    length: int = part.stop - part.start
-    return length
+    return part.stop - part.start
 
 
 def _within(part: slice, span: slice) -> slice:
@@ -182,8 +181,7 @@ class Part:
         self.shape, self.dtype = source.shape[1:], source.dtype
 
     def __getitem__(self, region: Region) -> np.ndarray:
-        part: np.ndarray = self._source[(slice(self._index, self._index + 1), *region)][0]
-        return part
+        return self._source[(slice(self._index, self._index + 1), *region)][0]
 
 
 def _groups(side: str) -> list[list[str]]:
@@ -201,44 +199,14 @@ def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
 
 
 LEAVES = {
-    "lora.a": "lora.a.weight",
-    "lora.b": "lora.b.weight",
     "kernel": "weight",
     "bias": "bias",
     "scale": "weight",
     "embedding": "weight",
+    "a": "a.weight",
+    "b": "b.weight",
 }
-"""The end of our path -> the end of their name."""
-
-
-class Rule(NamedTuple):
-    """A parameter whose path ends in `ours` ends in `theirs` there; `axes` rearranges it, as in einops."""
-
-    ours: str
-    theirs: str
-    axes: str
-
-    @staticmethod
-    def of(path: str) -> "Rule":
-        """Returns the rule of a parameter of ours; raises WeightsError if there is none.
-
-        A matrix x W is W^T there, with one axis for the inputs and one for the outputs, and a vector has one axis.
-        """
-        ours = next((leaf for leaf in LEAVES if f".{path}".endswith(f".{leaf}")), None)
-        try:
-            before, _, after = axes_of(path).partition(" -> ")
-        except KeyError:
-            ours = None
-        if ours is None:
-            raise WeightsError(
-                f"no rule says what {path} is called in the reference; add its axes to AXES in "
-                "jax_tformer/model/parameters.py (a vector also to is_vector), and a new leaf to LEAVES in "
-                "jax_tformer/hub/names.py"
-            )
-        theirs = f"({after}) ({before})" if after else f"({before})" if is_vector(path) else before
-        return Rule(ours, LEAVES[ours], f"{before} {after}".strip() + f" -> {theirs}")
-
-
+"""The last part of our path -> the end of their name; a and b are those of adapters."""
 CONFIG_KEY = "jax_tformer.config"
 """Where the config stands in the header of a file."""
 STACKED = "blocks"
@@ -254,7 +222,8 @@ class Slot(NamedTuple):
 
     path: str
     layer: int | None
-    rule: Rule
+    axes: str
+    """How our array, without the L axis, becomes theirs, as in einops."""
     shape: tuple[int, ...]
     """Of our array, without the L axis."""
     dtype: np.dtype
@@ -263,20 +232,30 @@ class Slot(NamedTuple):
 def slots(shapes: Params) -> dict[str, Slot]:
     """Returns their name of every array -> its place in ours; `shapes` is a tree of arrays or of ShapeDtypeStruct.
 
-    Raises WeightsError if no rule covers a parameter, or if two parameters would get the same name.
+    A matrix x W is W^T there, with one axis for the inputs and one for the outputs, and a vector has one axis. Raises
+    WeightsError if no rule covers a parameter, or if two parameters would get the same name.
     """
     found: dict[str, Slot] = {}
     for path, leaf in traverse_util.flatten_dict(shapes, sep=".").items():
-        rule = Rule.of(path)
-        stem = path.removesuffix(rule.ours)
-        stacked = f".{STACKED}." in f".{stem}"
+        module, _, last = path.rpartition(".")
+        try:
+            named = f"{module}.{LEAVES[last]}"
+            before, _, after = axes_of(path).partition(" -> ")
+        except KeyError as error:
+            raise WeightsError(
+                f"no rule says what {path} is called in the reference; add its axes to AXES in "
+                "jax_tformer/model/parameters.py (a vector also to is_vector), and a new leaf to LEAVES in "
+                "jax_tformer/hub/names.py"
+            ) from error
+        theirs = f"({after}) ({before})" if after else f"({before})" if is_vector(path) else before
+        axes = f"{before} {after}".strip() + f" -> {theirs}"
+        stacked = f".{STACKED}." in path
         shape = tuple(leaf.shape[1:] if stacked else leaf.shape)
         for layer in range(leaf.shape[0]) if stacked else (None,):
-            numbered = stem if layer is None else stem.replace(f"{STACKED}.", f"{STACKED}.{layer}.", 1)
-            name = numbered + rule.theirs
+            name = named if layer is None else named.replace(f".{STACKED}.", f".{STACKED}.{layer}.", 1)
             if name in found:
                 raise WeightsError(f"{path} and {found[name].path} would both be called {name}")
-            found[name] = Slot(path, layer, rule, shape, np.dtype(leaf.dtype))
+            found[name] = Slot(path, layer, axes, shape, np.dtype(leaf.dtype))
     return found
 
 
@@ -291,7 +270,7 @@ def reference_views(ours: Mapping[str, View], shapes: Params) -> dict[str, View]
     views: dict[str, View] = {}
     for name, slot in slots(shapes).items():
         layer = ours[slot.path] if slot.layer is None else Part(ours[slot.path], slot.layer)
-        views[name] = Rearranged(layer, slot.rule.axes)
+        views[name] = Rearranged(layer, slot.axes)
     return views
 
 
@@ -303,8 +282,7 @@ def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayL
     given = once(weights)
     types = {name: slot.dtype for name, slot in slots(shapes).items()}
     views = parameter_views(given, shapes, types=types)
-    params: Params = traverse_util.unflatten_dict({path: read(view) for path, view in views.items()}, sep=".")
-    return params
+    return traverse_util.unflatten_dict({path: read(view) for path, view in views.items()}, sep=".")
 
 
 def parameter_views(
@@ -320,7 +298,7 @@ def parameter_views(
     layers: dict[str, list[View]] = {}
     stacked: dict[str, bool] = {}
     for name, slot in expected.items():
-        before, after = slot.rule.axes.split(" -> ")
+        before, after = slot.axes.split(" -> ")
         sizes = dict(zip(before.split(), slot.shape, strict=True))
         # The layers of a stack come in order.
         layers.setdefault(slot.path, []).append(Rearranged(given[name], f"{after} -> {before}", sizes))
@@ -330,7 +308,7 @@ def parameter_views(
 
 def reference_shape(slot: Slot) -> tuple[int, ...]:
     """Returns the shape of the array in `torch_ref`."""
-    return rearranged_shape(slot.shape, slot.rule.axes)
+    return rearranged_shape(slot.shape, slot.axes)
 
 
 def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> dict[str, np.ndarray]:

@@ -27,11 +27,9 @@ from jax_tformer.hub.families import (
     FAMILIES,
     CannotExpress,
     Family,
+    Layout,
     config_from_huggingface,
     family_of,
-    known_names,
-    our_views,
-    their_views,
     write_settings,
 )
 from jax_tformer.hub.folder import (
@@ -114,14 +112,14 @@ def assembled(
     `types` are the arrays' types as safetensors calls them.
     """
     config = config_from_huggingface(origin.config, stored)
-    rows = family_of(origin.config).rows(config)
-    used = {name: types[name] for name, known in known_names(rows, config, stored).items() if known is not None}
+    layout = Layout(family_of(origin.config).rows(config), config)
+    used = {name: types[name] for name, known in layout.known(stored).items() if known is not None}
     _require_types(folder, used)
     origin = replace(origin, types=used, converted=dtype is not None)
     config = config.with_dtype(_usable(dtype or origin.dtype))
     net = transformer(config)
     net.origin = origin
-    return net, _placed(parameter_views(our_views(rows, config, stored), net.shapes), net.shapes, mesh)
+    return net, _placed(parameter_views(layout.ours(stored), net.shapes), net.shapes, mesh)
 
 
 def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
@@ -185,8 +183,7 @@ def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Par
             placed[path] = jax.device_put(read(view, dtype))
         else:
             placed[path] = _spread(view, dtype, shardings[path])
-    params: Params = traverse_util.unflatten_dict(placed, sep=".")
-    return params
+    return traverse_util.unflatten_dict(placed, sep=".")
 
 
 def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -> jax.Array:
@@ -243,13 +240,12 @@ def save_pretrained(
     chosen, said = described(net, architecture)
     origin: Origin | None = net.origin if net.origin is not None and net.origin.architecture == chosen else None
     tensors, types = _tensors(net, params, chosen, origin, dtype)
-    changed = _changed_ids(net.origin, tokenizer)
-    config = _config_json(net, chosen, said, tensors, types, tokenizer) | changed
+    config = _config_json(net, chosen, said, tensors, types, tokenizer)
     try:
         with new_folder(out) as whole:
             write_tensors(whole, tensors, types, most)
-            _write_tokenizer(whole, net, tokenizer, changed)
-            write_json(whole / CONFIG, config)
+            changed = _write_tokenizer(whole, net, tokenizer)
+            write_json(whole / CONFIG, config | changed)
     except OSError as error:
         raise InputError(f"cannot write {out}: {error.strerror}; expected a place with room for it") from error
 
@@ -300,11 +296,11 @@ def _tensors(
     require_fit("net", given, {path: leaf.shape for path, leaf in declared.items()})
     if odd := sorted({leaf.dtype.name for leaf in given.values()} - STORED.keys()):
         raise WeightsError(f"the parameters hold {odd[0]}; expected {', '.join(STORED)}")
-    rows = FAMILIES[chosen].rows(net.config)
+    layout = Layout(FAMILIES[chosen].rows(net.config), net.config)
     stored = {} if origin is None else origin.types
-    known = known_names(rows, net.config, stored)
+    known = layout.known(stored)
     ours = reference_views({path: _on_host(leaf) for path, leaf in given.items()}, net.shapes)
-    theirs = their_views(rows, net.config, ours, names=None if origin is None else set(filter(None, known.values())))
+    theirs = layout.theirs(ours, None if origin is None else set(filter(None, known.values())))
     spelled = {name: spelling for spelling, name in known.items() if name is not None}
     tensors = {spelled.get(name, name): view for name, view in theirs.items()}
     # As stored, unless the caller has chosen a type since.
@@ -353,50 +349,40 @@ def _config_json(
     return config
 
 
-def _changed_ids(origin: Origin | None, tokenizer: Tokenizer | None) -> dict[str, int | None]:
-    """The special ids of the tokenizer, where they differ from those of the one that came with the model."""
-    loaded = None if origin is None or tokenizer is None else _as_loaded(origin.files)
-    if loaded is None:
-        return {}
-    names = {"bos_token_id": "start_id", "eos_token_id": "end_id", "pad_token_id": "pad_id"}
-    ids = {name: getattr(tokenizer, role) for name, role in names.items()}
-    return {name: id for name, id in ids.items() if id != getattr(loaded, names[name])}
+def _write_tokenizer(folder: Path, net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, int | None]:
+    """Writes generation_config.json and the tokenizer, in the files that it came in if the net came with it.
+
+    Returns the special ids of another tokenizer than that one, where they differ.
+    """
+    files: Mapping[str, bytes] = {} if net.origin is None else net.origin.files
+    loaded = None if tokenizer is None else _as_loaded(files)
+    changed = {}
+    if tokenizer is not None and (loaded is None or tokenizer.to_json() != loaded.to_json()):
+        changed = {} if loaded is None else dict(_role_ids(tokenizer).items() - _role_ids(loaded).items())
+        files = {name: content for name, content in files.items() if name == GENERATION}
+        tokenizer.save(folder)
+    for name, content in files.items():
+        (folder / name).write_bytes(content)
+    if GENERATION in files and changed:
+        write_json(folder / GENERATION, {**json.loads(files[GENERATION]), **changed})
+    elif net.origin is None and net.config.decoder is not None and tokenizer is not None:
+        write_json(folder / GENERATION, _special_ids(net, tokenizer))
+    return changed
 
 
 def _special_ids(net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, int | None]:
     """The ids of the tokenizer; the defaults of the class would be those of its first checkpoint."""
     if tokenizer is None:
         return {}
-    ids = {"pad_token_id": tokenizer.pad_id}
-    if net.config.decoder is not None:
-        ids |= {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.end_id}
-    # Null is no value of this one in every class.
-    if net.config.encoder is not None and net.config.decoder is not None and tokenizer.start_id is not None:
-        ids["decoder_start_token_id"] = tokenizer.start_id
-    return ids
+    if net.config.decoder is None:
+        return {"pad_token_id": tokenizer.pad_id}
+    # Null is no value of the last one in every class.
+    begins = net.config.encoder is not None and tokenizer.start_id is not None
+    return _role_ids(tokenizer) | ({"decoder_start_token_id": tokenizer.start_id} if begins else {})
 
 
-def _write_tokenizer(
-    folder: Path, net: AnyTransformer, tokenizer: Tokenizer | None, changed: Mapping[str, int | None]
-) -> None:
-    """Writes generation_config.json and the tokenizer, in the files that it came in if the net came with it.
-
-    `changed` are the special ids of another tokenizer.
-    """
-    files = dict(net.origin.files) if net.origin is not None else {}
-    generation = files.pop(GENERATION, None)
-    loaded = _as_loaded(files)
-    if tokenizer is not None and (loaded is None or tokenizer.to_json() != loaded.to_json()):
-        files = {}
-        tokenizer.save(folder)
-    for name, content in files.items():
-        (folder / name).write_bytes(content)
-    if generation is not None:
-        (folder / GENERATION).write_bytes(generation)
-        if changed:
-            write_json(folder / GENERATION, {**json.loads(generation), **changed})
-    elif net.origin is None and net.config.decoder is not None and tokenizer is not None:
-        write_json(folder / GENERATION, _special_ids(net, tokenizer))
+def _role_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+    return {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.end_id, "pad_token_id": tokenizer.pad_id}
 
 
 def _as_loaded(files: Mapping[str, bytes]) -> Tokenizer | None:

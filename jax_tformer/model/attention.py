@@ -12,7 +12,6 @@ from jax_tformer.config import AttentionImplementation, StackConfig, Transformer
 from jax_tformer.model import fast
 from jax_tformer.model.dropout import Dropout, drop
 from jax_tformer.model.embedding import Rotation, rotate
-from jax_tformer.model.fast.context import share_queries
 from jax_tformer.model.layers import Linear, Norm, identity
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import DropoutKey, Memory, Stream, accumulator
@@ -31,7 +30,7 @@ def attend(
     """Computes softmax(scale * Q K^T) V (paper, section 3.2.1); H/K query heads share a key/value head.
 
     Returns it with the weights before dropout, of which `keep` is the dropout mask. The softmax runs in at least
-    float32. A query that may attend to nothing gets zeros, with zero gradients. The functions of fast/ compute the
+    float32. A query that may attend to nothing gets zeros, with zero gradients. The functions of fast.py compute the
     same.
     """
     batch, length, heads, width = query.shape
@@ -55,7 +54,7 @@ def attend_by(
 ) -> tuple[Float[Array, "N T H C"], Float[Array, "N H T S"] | None]:
     """Computes `attend` by the implementation that a config names; the weights are None where a faster one runs."""
     compute = fast.lookup(implementation, query, key, mask, drops=keep is not None) or attend
-    return share_queries(compute)(query, key, value, mask, scale, dropout_rate, keep)
+    return fast.share_queries(compute)(query, key, value, mask, scale, dropout_rate, keep)
 
 
 class Attention(nnx.Module):
@@ -71,8 +70,9 @@ class Attention(nnx.Module):
         self.output = Linear(
             heads, model, config, bias=stack.output_bias, residual_branches=residual_branches, target="output"
         )
-        self.query_norm = Norm(config, stack, width) if stack.query_key_norm else identity
-        self.key_norm = Norm(config, stack, width) if stack.query_key_norm else identity
+        normed, scales = stack.query_key_norm, stack.query_key_scale
+        self.query_norm = Norm(config, stack, width, scales=scales) if normed else identity
+        self.key_norm = Norm(config, stack, width, scales=scales) if normed else identity
         self.scale = 1 / math.sqrt(config.scale_width(stack))
         self.dropout = Dropout(config.dropout.attention)
         self.implementation = config.compute.attention

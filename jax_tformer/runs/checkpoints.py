@@ -1,5 +1,10 @@
 """Checkpoints: trees of arrays under the numbers of steps, saved in the background and verified on restore.
 
+The life of one: the loop of `jax_tformer.cli.train` calls `Resumption.save` (`jax_tformer.runs.begin`), which says
+what is in it, and `begin` writes it. It counts once `Resumption.confirm` knows the next step to be finite: then `keep`
+gives it its checksums and its number, and deletes those that are neither new nor best. `restore` verifies it: for a
+training that goes on in `Resumption.restore`, for all else in `load_trained` (`jax_tformer.runs.folder`).
+
 Orbax writes and reads the arrays. It does not notice bytes that changed, lists steps that are half deleted, and deletes
 old steps before anyone has looked at the new one; so this file lists, checks and deletes. In the folder:
 
@@ -30,7 +35,7 @@ from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from pathlib import Path, PurePosixPath
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,16 +47,9 @@ from jax_tformer.files import read_json, require_writable, sync, write_json
 from jax_tformer.model.parameters import accumulator
 from jax_tformer.training.processes import active, ask_first, is_first
 
-
-class Last(NamedTuple):
-    """The mean of the parameters of this `number` of newest checkpoints."""
-
-    number: int
-
-
-_One = int | Literal["best"] | None
-Which = _One | Literal["average"] | Last
-"""The number of a step, the best by held-out loss, the average that the newest has, a mean, or None for the newest."""
+Which = int | str | None
+"""The number of a step; "best" by held-out loss; "average", which the newest may have; "last-N", the mean of the
+parameters of the newest N; or None, the newest."""
 HELD_OUT_LOSS = "val_loss"
 """The entry of `extra` that is lowest for the best step."""
 CHECKSUM_FILE = "checksums.json"
@@ -295,8 +293,8 @@ def load_parameters(folder: Path, abstract: PyTree, step: Which = None) -> Resto
     tree of parameters. Raises InputError if there is no checkpoint, no such one, none with intact parameters, or if
     these are not of the shapes in `abstract`.
     """
-    if isinstance(step, Last):
-        return _mean_of_last(folder, abstract, step.number)
+    if str(step).startswith("last-"):
+        return _mean_of_last(folder, abstract, int(str(step).removeprefix("last-")))
     name = "average" if step == "average" else "params"
     wide = jax.tree.map(lambda leaf: leaf.update(dtype=accumulator(leaf.dtype)), abstract)
     found = restore(folder, {name: wide if name == "average" else abstract}, None if step == "average" else step)
@@ -323,7 +321,7 @@ def _mean_of_last(folder: Path, abstract: PyTree, count: int) -> Restored:
     return found._replace(state=mean, skipped=(told,))
 
 
-def restore(folder: Path, abstract: Mapping[str, PyTree], step: _One = None) -> Restored | None:
+def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) -> Restored | None:
     """Restores the newest intact step, the given one, or the best; returns None if there is none at all.
 
     `abstract` has a jax.ShapeDtypeStruct for every array; those without a sharding go to the first local device. Other
@@ -353,7 +351,7 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: _One = None) -> 
     return Restored(number, state, extra, tuple(skipped))
 
 
-def _find_intact(folder: Path, wanted: _One, parts: Collection[str], skipped: list[str]) -> int | None:
+def _find_intact(folder: Path, wanted: Which, parts: Collection[str], skipped: list[str]) -> int | None:
     """Returns the first intact step of those to try, or None; adds to `skipped` a line for each before it."""
     steps = list_steps(folder)
     listed = f"the steps there are {', '.join(map(str, steps)) or 'none'}"
@@ -363,7 +361,7 @@ def _find_intact(folder: Path, wanted: _One, parts: Collection[str], skipped: li
         candidates = [step for _, step in sorted((loss, step) for step, loss in losses.items() if loss is not None)]
         if not candidates:
             raise InputError(f"no checkpoint in {folder} has a held-out loss to be the best by; {listed}")
-    elif wanted is not None:
+    elif isinstance(wanted, int):
         candidates = [wanted]
         if wanted not in steps:
             raise InputError(f"there is no checkpoint of step {wanted} in {folder}; {listed}")

@@ -1,4 +1,5 @@
-"""Judges the model of a run: figures on held-out data while it trains; samples, curves and a summary of its results."""
+"""Judges the model of a run: figures on held-out data while it trains, what was not finite where a step has failed;
+samples, curves and a summary of its results."""
 
 import io
 import math
@@ -8,11 +9,14 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
+from jaxtyping import Array, Bool, Key, PyTree
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -20,23 +24,39 @@ from rich.table import Table
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, MaskedTextData, PairData
+from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import Answerer
 from jax_tformer.decoding.texts import Prompt, PromptReader, translation_scores
 from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.lora import join_adapters, split_adapters
+from jax_tformer.model.parameters import accumulator
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained
 from jax_tformer.runs.metrics import Row, format_figures, read_metrics
 from jax_tformer.startup import compiler_options
 from jax_tformer.terminal import __version__
 from jax_tformer.training.processes import ask_first
 from jax_tformer.training.sharding import place_batch, replicate, use_mesh_of
-from jax_tformer.training.step import TrainState, average_of, evaluation_step, forward
+from jax_tformer.training.step import (
+    TrainState,
+    average_of,
+    batch_loss,
+    count_right,
+    dropout_keys,
+    evaluation_step,
+    forward,
+)
 
+DeviceBatch = dict[str, Array]
+DropoutKey = Key[Array, ""] | None
+_SHOWN = 12
+"""Tokens shown of a row, so that it can be found in the data."""
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 _PROMPT = 8
 """Held-out tokens that a sample continues if the tokenizer has no start token."""
-_SCORES = ("exact_match", "bleu", "no_bleu")
+_SCORES = ("train_accuracy", "val_accuracy", "exact_match", "bleu", "no_bleu")
 _LOSSES = ("loss", "val_loss", "average_val_loss", "val_perplexity", "val_bits_per_byte", *_SCORES)
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
@@ -46,6 +66,7 @@ class Evaluator:
 
     def __init__(self, net: AnyTransformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
+        self._right = jax.jit(partial(count_right, net))
         self._data, self._pipeline, self._tokenizer, self._mesh = data, pipeline, tokenizer, mesh
         self._translator = transformer(net.config.for_other_shapes()) if isinstance(data, PairData) else None
 
@@ -60,15 +81,15 @@ class Evaluator:
 
         If the held-out targets are too short for BLEU, no_bleu, a sentence, replaces bleu.
         """
-        # Dispatches all batches before waiting for the first.
-        with jax.set_mesh(self._mesh):
-            dispatched = [self._step(params, place_batch(self._mesh, batch)) for batch in self._pipeline.evaluation]
-        results = jax.device_get(dispatched)
-        total, count = (sum(column) for column in zip(*((float(x), int(n)) for x, n in results), strict=True))
+        total, count = self._sums(self._step, params, self._pipeline.evaluation)
         loss = total / max(count, 1)
         figures: Row = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
         if self._pipeline.bytes_per_token is not None:
             figures["val_bits_per_byte"] = loss / math.log(2) / self._pipeline.bytes_per_token
+        if self._pipeline.seen is not None:
+            for name, batches in (("train", self._pipeline.seen), ("val", self._pipeline.evaluation)):
+                right, labels = self._sums(self._right, params, batches)
+                figures[f"{name}_accuracy"] = right / labels
         if self._translator and isinstance(self._data, PairData) and self._pipeline.examples:
             sources, targets = zip(*self._pipeline.examples, strict=True)
             read = PromptReader.of_run(self._data, self._tokenizer, self._data.target_length)
@@ -78,6 +99,109 @@ class Evaluator:
             figures["exact_match"] = scores.exact_match
             figures |= {"no_bleu": scores.no_bleu or ""} if scores.bleu is None else {"bleu": scores.bleu}
         return figures
+
+    def _sums(
+        self, compute: Callable[[Params, Any], Any], params: Params, batches: Sequence[Batch]
+    ) -> tuple[float, int]:
+        """Adds up what `compute` returns for each batch: a figure, and of how many labels it is."""
+        # Dispatches all batches before waiting for the first.
+        with jax.set_mesh(self._mesh):
+            results = jax.device_get([compute(params, place_batch(self._mesh, batch)) for batch in batches])
+        return sum(float(x) for x, _ in results), sum(int(count) for _, count in results)
+
+
+def find_not_finite(
+    net: AnyTransformer,
+    mesh: Mesh,
+    tokenizer: Tokenizer,
+    accumulation: int,
+    state: TrainState,
+    batch: Batch,
+    *,
+    operation: bool = False,
+) -> str:
+    """Describes the first parameter, layer or gradient that is not finite in a step of `batch`; "" if none is found.
+
+    Runs the model again, as the step did. `state` is that which `train_step` returned for the failed step, or the one
+    whose evaluation failed. `operation`: says as well which one made the first NaN.
+    """
+
+    def finite_rows(params: Params, part: DeviceBatch, key: DropoutKey) -> dict[str, Bool[Array, " B"]]:
+        """Returns for every layer in turn whether each row of its output is finite."""
+        outputs = forward(net, params, part, dropout_key=key, capture=True)
+        found = {}
+        for stack, captured in (("encoder", outputs.encoder), ("decoder", outputs.decoder)):
+            for layer, hidden in enumerate(() if captured is None else captured.hidden):
+                found[f"the output of {stack}.blocks.{layer}"] = jnp.isfinite(hidden).all((1, 2))
+        # Checks the input of the logits, which would be several times as large as all else.
+        return replicate(found | {"what the vocabulary projection is given": jnp.isfinite(outputs.hidden).all((1, 2))})
+
+    def squared_gradients(params: Params, part: DeviceBatch, key: DropoutKey) -> Params:
+        """Returns the terms of the squared norm, because squares overflow before the numbers do."""
+        trains, frozen = split_adapters(params)
+
+        def loss(trains: Params) -> Array:
+            return batch_loss(net, join_adapters(trains, frozen), part, dropout_key=key)[0]
+
+        gradients = jax.grad(loss)(trains)
+        return jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
+
+    trains = not state.finite
+    parts = accumulation if trains else 1
+    keys = dropout_keys(net, state, parts) if trains else None
+    ids = batch["source" if "source" in batch else "tokens"]
+    rows = len(ids) // parts
+    with jax.set_mesh(mesh):
+        if name := _not_finite_in(state.params):
+            return f"{name} was not finite before it"
+        for number in range(parts):
+            key, first = None if keys is None else keys[number], number * rows
+            part = place_batch(mesh, {name: x[first : first + rows] for name, x in batch.items()})
+            for name, finite in jax.device_get(jax.jit(finite_rows)(state.params, part, key)).items():
+                if not finite.all():
+                    found = f"{name} is the first that is not finite"
+                    if len(finite) > rows:
+                        # Another process may have made this row.
+                        return found
+                    row = first + int(np.argmin(finite))
+                    begins = tokenizer.decode(ids[row, :_SHOWN])
+                    made = first_nan(squared_gradients, state.params, part, key) if operation else ""
+                    return f"{found}, in row {row + 1} of {len(ids)}, which begins {begins!r}{made}"
+            if trains and (name := _not_finite_in(jax.jit(squared_gradients)(state.params, part, key))):
+                made = first_nan(squared_gradients, state.params, part, key) if operation else ""
+                return f"every layer's output is finite, the norm of the gradient of {name} is not{made}"
+    return ""
+
+
+def first_nan(compute: Callable[..., object], *given: object) -> str:
+    """Computes operation by operation; returns which one makes the first NaN, and its line, or "" if none does."""
+    try:
+        with jax.disable_jit(), jax.debug_nans(True):
+            compute(*given)
+    except FloatingPointError as error:
+        # On the way back, the lines of the way there stand in the cause.
+        frames = [frame for raised in (error, error.__cause__) if raised for frame in extract_tb(raised.__traceback__)]
+        ours = [frame for frame in frames if frame.filename.startswith(_PACKAGE) and frame.filename != __file__]
+        told = "; " + str(error).partition(".")[0]
+        if ours:
+            told += f" in {ours[-1].filename.removeprefix(_PACKAGE)}, line {ours[-1].lineno}: {ours[-1].line}"
+        return told
+    return ""
+
+
+def _not_finite_in(tree: PyTree[Array]) -> str | None:
+    """Returns the name of the first array with a number that is not finite; checks each layer separately."""
+
+    def flags(path: tuple[Any, ...], leaf: Array) -> Bool[Array, " L"]:
+        layers = len(leaf) if "blocks" in (key.key for key in path) else 1
+        return jnp.isfinite(leaf).reshape(layers, -1).all(1)
+
+    found = jax.device_get(jax.jit(lambda tree: replicate(jax.tree_util.tree_map_with_path(flags, tree)))(tree))
+    for path, finite in jax.tree_util.tree_leaves_with_path(found):
+        if not finite.all():
+            name = jax.tree_util.keystr(path, simple=True, separator=".")
+            return name.replace(".blocks.", f".blocks.{int(np.argmin(finite))}.")
+    return None
 
 
 def sample_text(

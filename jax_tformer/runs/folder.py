@@ -1,4 +1,5 @@
-"""The folder of a run: its files by name, what they must have in common, and the trained model in it.
+"""The folder of a run: its files by name, what they must have in common, and the trained model in it, which is loaded
+or written as a folder of Hugging Face.
 
 Only data is loaded from it: JSON, text, Orbax arrays. Importing this is cheap: programs ask it before they import JAX.
 """
@@ -17,13 +18,14 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import ExperimentConfig, MeshConfig
-from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer, tokenizer_digests
+from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, MeshConfig, PairData, TextData
+from jax_tformer.data.tokenizers import Framing, Tokenizer, check_vocabulary, load_tokenizer, tokenizer_digests
 from jax_tformer.files import (
     changed_fields,
     combined_hash,
     differences,
     from_dict,
+    list_files,
     named_errors,
     not_regular,
     parse_json,
@@ -37,9 +39,9 @@ from jax_tformer.files import (
 
 if TYPE_CHECKING:
     from jax_tformer.functional import AnyTransformer, Params
+    from jax_tformer.hub.pretrained import StoredDtype
     from jax_tformer.runs.checkpoints import Which
 
-_LONGEST_LINE = 1 << 20
 _SEEN_WITHIN = 90
 """Seconds after which a file that one machine has made is seen by all: NFS keeps what was not there for up to 60."""
 _BEFORE_CONFIG = re.compile(r"lock|origin|tokenizer(_config)?\.json(\.partial)?|config\.json\.partial")
@@ -151,11 +153,8 @@ class RunFolder:
     def began_as(self) -> str | None:
         """Returns the name of the experiment that the run began as; None if unknown."""
         try:
-            if not_regular(self.sessions):
-                return None
-            with open(self.sessions, "rb") as lines:
-                name = parse_json(lines.readline(_LONGEST_LINE).decode())["experiment"]
-        except (OSError, ValueError, LookupError, TypeError):
+            name = parse_json(read_text(self.sessions).partition("\n")[0])["experiment"]
+        except (ValueError, LookupError, TypeError):
             return None
         return name if isinstance(name, str) else None
 
@@ -213,8 +212,7 @@ class RunFolder:
             )
         if extra.get("frozen") != self.frozen_digest():
             raise InputError(f"{self.frozen} is not the one that the checkpoint was made with; put back a copy of that")
-        params: Params = load_parameters(self.frozen, abstract).state
-        return params
+        return load_parameters(self.frozen, abstract).state
 
     def record_session(self, experiment: ExperimentConfig, *, name: str | None, **told: Any) -> None:
         """Adds a line with `name` and `told` to sessions.jsonl, then updates config.json.
@@ -326,15 +324,9 @@ class Trained(NamedTuple):
 
 def parse_checkpoint(asked: str) -> "Which":
     """Parses the value of --checkpoint for `load_trained`; raises InputError if it is not valid."""
-    if asked in ("newest", "best", "average"):
-        return None if asked == "newest" else asked  # type: ignore[return-value]
-    if last := re.fullmatch("last-([1-9][0-9]{0,17})", asked):
-        from jax_tformer.runs.checkpoints import Last
-
-        return Last(int(last[1]))
-    if re.fullmatch("[0-9]{1,18}", asked) is None:
+    if re.fullmatch("newest|best|average|last-[1-9][0-9]{0,17}|[0-9]{1,18}", asked) is None:
         raise InputError(f"--checkpoint is {asked!r}; expected newest, best, average, last-N, or the number of a step")
-    return int(asked)
+    return int(asked) if asked.isdecimal() else None if asked == "newest" else asked
 
 
 def load_trained(
@@ -368,3 +360,89 @@ def load_trained(
     params = join_adapters(restored.state, run.load_frozen(frozen, restored.extra))
     net, params = merge_lora(net, params) if merge else (net, params)
     return Trained(net, params, tokenizer, restored.step, restored.skipped, restored.extra.get("fingerprint"))
+
+
+def require_expressible(experiment: ExperimentConfig, architecture: str | None = None) -> None:
+    """Raises InputError if no class of `transformers`, or not this one, can express the model of a run."""
+    if experiment.init is not None:
+        return
+    import jax
+
+    from jax_tformer.functional import transformer
+    from jax_tformer.hub.families import CannotExpress
+    from jax_tformer.hub.pretrained import described
+    from jax_tformer.lora import without_adapters
+
+    try:
+        model = _bound_positions(experiment.model.with_vocab_size(1), experiment.data)
+        with jax.enable_x64(True):  # not all of JAX is set up yet
+            described(transformer(without_adapters(model)), architecture)
+    except CannotExpress as error:
+        flags = " ".join(_flag(name, possible) for name, (possible, _) in error.changed.items())
+        raise InputError(
+            f"{f'{architecture} cannot' if architecture else 'no class of transformers can'} express this model; one "
+            f"of type {error.model_type!r} is trained with {flags}; begin a run with these flags, or export in "
+            "PyTorch's names: jax-tformer export without --huggingface"
+        ) from error
+
+
+def export_pretrained(
+    run: RunFolder,
+    out: Path,
+    step: "Which" = None,
+    *,
+    architecture: str | None = None,
+    dtype: "StoredDtype | None" = None,
+) -> str:
+    """Writes the model of a checkpoint to the new folder `out`; returns a line that says so.
+
+    A run that began with a Hugging Face folder keeps its class, its settings, its tokenizer's files and its chat
+    template. Raises InputError as `load_trained` and `save_pretrained` do.
+    """
+    from jax_tformer.functional import transformer
+    from jax_tformer.hub.folder import read_origin
+    from jax_tformer.hub.pretrained import save_pretrained
+
+    experiment = run.read_config()
+    trained = load_trained(run, step)
+    net, tokenizer = trained.net, trained.tokenizer
+    if run.origin.exists():
+        net.origin = read_origin(run.origin)
+        tokenizer = load_tokenizer(run.origin)
+    else:
+        net = transformer(_bound_positions(net.config, experiment.data))
+        tokenizer = _add_framing(tokenizer, experiment)
+    save_pretrained(out, net, trained.params, tokenizer, architecture=architecture, dtype=dtype)
+    return f"step {trained.step} of {run.path} is in {out}/: {list_files(out)}"
+
+
+def _flag(field: str, value: object) -> str:
+    before, _, name = f"--model.{field.replace('_', '-')}".rpartition(".")
+    if isinstance(value, bool):
+        return f"{before}.{name if value else f'no-{name}'}"
+    return f"{before}.{name} {value}"
+
+
+def _bound_positions(model: TransformerConfig, data: TextData | PairData) -> TransformerConfig:
+    """Returns the model of a run with a limit of positions where it has none: the length of what it was trained on.
+
+    Every class with computed positions must say a limit, and no number depends on it.
+    """
+    length = max(data.source_length, data.target_length) if isinstance(data, PairData) else data.context_length
+
+    limited: dict[str, Any] = {
+        name: dataclasses.replace(stack, max_positions=stack.max_positions or length)
+        for name, stack in model.stacks.items()
+        if stack.positions.startswith(("rotary", "sinusoidal"))
+    }
+    return dataclasses.replace(model, **limited)
+
+
+def _add_framing(tokenizer: Tokenizer, experiment: ExperimentConfig) -> Tokenizer:
+    """Returns a tokenizer that itself adds what the batches of the run have around texts."""
+    before, after = list[int](), list[int]()
+    if isinstance(experiment.data, PairData):
+        after = [tokenizer.require("end", "for pairs")]
+    elif not isinstance(experiment.data, MaskedTextData) and tokenizer.start_id is not None:
+        before = [tokenizer.start_id]
+    return tokenizer.adding(Framing(tuple(before), tuple(after)))

@@ -13,6 +13,7 @@ from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
+from jax_tformer.config import IGNORED
 from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.lora import join_adapters, split_adapters, trained
@@ -104,7 +105,7 @@ def batch_loss(
     model, hidden = net.bind(params), forward(net, params, batch, dropout_key=dropout_key).hidden
     assert model.head is not None
     matrix, bias = model.head.matrix(model.table), None if model.head.bias is None else model.head.bias[...]
-    return linear_cross_entropy(hidden, matrix, bias, batch["labels"], loss, net.config.logit_cap)
+    return linear_cross_entropy(hidden, matrix, bias, batch["labels"], loss, net.config.cap)
 
 
 def split_batch(batch: Batch, parts: int) -> Batch:
@@ -265,3 +266,9 @@ def layer_norms(name: str, tree: Params) -> dict[str, Array]:
 def evaluation_step(net: AnyTransformer) -> Callable[[Params, Batch], tuple[Array, Array]]:
     """Makes the function (params, batch) -> (summed loss in nats, labels that count), without dropout or additions."""
     return partial(batch_loss, net)
+
+
+def count_right(net: AnyTransformer, params: Params, batch: Batch) -> tuple[Int[Array, ""], Int[Array, ""]]:
+    """Returns how many labels are the most probable tokens, and how many count."""
+    most_probable = forward(net, params, batch).logits.argmax(-1)
+    return (most_probable == batch["labels"]).sum(), (batch["labels"] != IGNORED).sum()

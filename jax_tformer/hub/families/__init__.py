@@ -10,7 +10,6 @@ Every file of this folder that defines `FAMILIES` adds its classes; see docs/add
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
@@ -192,14 +191,13 @@ def canonical(config: TransformerConfig) -> TransformerConfig:
     def stack(old: StackConfig | None) -> StackConfig | None:
         if old is None:
             return None
-        numbers: dict[str | int, int] = {"none": 1, "model_width": config.d_model, "head_width": config.head_width(old)}
-        words: dict[int, Any] = {number: word for word, number in numbers.items()}
-        scale = numbers.get(old.attention_scale, old.attention_scale)
+        words: dict[float, Any] = {1: "none", config.d_model: "model_width", config.head_width(old): "head_width"}
+        scale = config.scale_width(old)
         return replace(
             old,
             key_value_heads=None if old.key_value_heads == old.num_heads else old.key_value_heads,
             head_width=None if old.head_width == config.d_model / old.num_heads else old.head_width,
-            attention_scale=words.get(int(scale), scale),
+            attention_scale=words.get(scale, scale),
         )
 
     return replace(config, encoder=stack(config.encoder), decoder=stack(config.decoder))
@@ -263,11 +261,11 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
     """
     flat = traverse_util.flatten_dict(to_dict(config), sep=".")
     for side in ("encoder", "decoder"):
-        if (getattr(config, side) is None) != (getattr(family.template, side) is None):
+        stack = getattr(config, side)
+        if (stack is None) != (getattr(family.template, side) is None):
             raise InputError(f"a model of type {family.model_type!r} and this config do not both have an {side}")
-    # Numbers that None stands for, which not every reader works out.
-    for side in ("encoder", "decoder"):
-        if (stack := getattr(config, side)) is not None:
+        if stack is not None:
+            # Numbers that None stands for, which not every reader works out.
             flat[f"{side}.key_value_heads"] = stack.key_value_heads or stack.num_heads
             flat[f"{side}.head_width"] = config.head_width(stack)
     table: dict[str, object] = {"model_type": family.model_type, **family.fixed}
@@ -278,14 +276,15 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
         table[setting.theirs] = names[0] if names else None
     written = dict(family.nest(table))
     # Stand-ins for the arrays that will be written: alike where they hold the same array of ours.
-    held = {row.theirs: row.ours for row in family.rows(config) if row.ours is not None}
+    rows = family.rows(config)
+    held = {row.theirs: row.ours for row in rows if row.ours is not None}
     arrays, config = {name: np.array(ours) for name, ours in held.items()}, canonical(config)
     read = replace(family.adapted(read_settings(family, written), arrays), compute=config.compute)
     if read != config:
         lost = "; ".join(differences(to_dict(read), to_dict(config)))
         told = f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}"
         raise CannotExpress(told, family.model_type, changed_fields(to_dict(read), to_dict(config)))
-    places_of(family.rows(config), config)
+    Layout(rows, config)
     return written
 
 
@@ -333,123 +332,102 @@ class Place(NamedTuple):
     """Whether an earlier place holds the same numbers."""
 
 
-def read_rows(rows: tuple[Row, ...], config: TransformerConfig, weights: Mapping[str, View]) -> Arrays:
-    """Converts their arrays to ours, bit for bit, each in its own type.
+class Layout:
+    """The rows of a class for one config: where each of their arrays is among ours."""
 
-    Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
-    """
-    return {name: read(view) for name, view in our_views(rows, config, weights).items()}
+    def __init__(self, rows: tuple[Row, ...], config: TransformerConfig) -> None:
+        """Expands the rows to all layers; raises WeightsError unless they fill exactly the arrays of `config`."""
+        self._rows = rows
+        self._shapes = {name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()}
+        self.places: list[Place] = []
+        filled: set[str] = set()
+        for row in rows:
+            if row.ours is None:
+                continue
+            stack = config.stacks.get(row.ours.partition(".")[0])
+            for layer in range(stack.num_layers if stack is not None and "*" in row.ours else 1):
+                theirs, *ours = (name.replace("*", str(layer)) for name in (row.theirs, *row.ours.split()))
+                if absent := [name for name in ours if name not in self._shapes]:
+                    if row.optional:
+                        continue
+                    raise WeightsError(f"{theirs} becomes {listed(absent)}, which a model of this config does not have")
+                shape = self._shapes[ours[0]]
+                axes = _axes(row, shape)
+                shape = rearranged_shape((len(ours), *shape), _inverse(axes), row.sizes)
+                self.places.append(Place(theirs, shape, tuple(ours), axes, dict(row.sizes), ours[0] in filled))
+                filled.update(ours)
+        if unfilled := self._shapes.keys() - filled:
+            raise WeightsError(f"this family has nothing that becomes {listed(unfilled)}")
 
+    def known(self, names: Iterable[str]) -> dict[str, str | None]:
+        """Returns, for each name in a file, its name in the rows; None for arrays that are dropped.
 
-def our_views(rows: tuple[Row, ...], config: TransformerConfig, weights: Mapping[str, View]) -> dict[str, View]:
-    """Returns views of their arrays as ours. Reads only arrays that should repeat others, to compare them.
+        Files of the bare model leave out the first part ("wte.weight" for "transformer.wte.weight"), and old ones call
+        the parameters of norms gamma and beta. A name without a place stays as it is.
+        """
+        places = {place.theirs for place in self.places}
+        dropped = re.compile(
+            "|".join(re.escape(row.theirs).replace(r"\*", r"\d+") for row in self._rows if row.ours is None) or "(?!)"
+        )
+        first_parts = sorted({row.theirs.split(".")[0] for row in self._rows})
+        known: dict[str, str | None] = {}
+        for name in names:
+            newer = re.sub(r"\.beta$", ".bias", re.sub(r"\.gamma$", ".weight", name))
+            spellings = [name, newer, *(f"{first}.{newer}" for first in first_parts)]
+            found = [spelling for spelling in spellings if spelling in places or dropped.fullmatch(spelling)]
+            chosen = found[0] if found and (found[0] in (name, newer) or len(found) == 1) else name
+            known[name] = None if dropped.fullmatch(chosen) else chosen
+        return known
 
-    Raises WeightsError as `read_rows` does.
-    """
-    places = places_of(rows, config)
-    called = known_names(rows, config, weights)
-    given = {known: weights[name] for name, known in called.items() if known is not None}
-    doubled = [name for name, known in called.items() if known is not None and given[known] is not weights[name]]
-    # Of arrays that repeat each other, one is enough.
-    filled = {place.ours[0] for place in places if place.theirs in given}
-    optional = [place.theirs for place in places if place.tied or place.ours[0] in filled]
-    require_fit("config", given, {place.theirs: place.shape for place in places}, doubled=doubled, optional=optional)
-    ours: dict[str, View] = {}
-    for place in places:
-        if place.theirs not in given:
-            continue
-        parts = Rearranged(given[place.theirs], place.axes, place.sizes | {"n": len(place.ours)})
-        for number, name in enumerate(place.ours):
-            part = Part(parts, number)
-            if name in ours and not same_bytes(part, ours[name]):
-                raise WeightsError(f"{place.theirs} should repeat the array that becomes {name}, and differs from it")
-            ours.setdefault(name, part)
-    return ours
+    def ours(self, weights: Mapping[str, View]) -> dict[str, View]:
+        """Returns views of their arrays as ours. Reads only arrays that should repeat others, to compare them.
 
+        Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not
+        fit.
+        """
+        called = self.known(weights)
+        given = {known: weights[name] for name, known in called.items() if known is not None}
+        doubled = [name for name, known in called.items() if known is not None and given[known] is not weights[name]]
+        # Of arrays that repeat each other, one is enough.
+        filled = {place.ours[0] for place in self.places if place.theirs in given}
+        optional = [place.theirs for place in self.places if place.tied or place.ours[0] in filled]
+        shapes = {place.theirs: place.shape for place in self.places}
+        require_fit("config", given, shapes, doubled=doubled, optional=optional)
+        ours: dict[str, View] = {}
+        for place in self.places:
+            if place.theirs not in given:
+                continue
+            parts = Rearranged(given[place.theirs], place.axes, place.sizes | {"n": len(place.ours)})
+            for number, name in enumerate(place.ours):
+                part = Part(parts, number)
+                if name in ours and not same_bytes(part, ours[name]):
+                    raise WeightsError(
+                        f"{place.theirs} should repeat the array that becomes {name}, and differs from it"
+                    )
+                ours.setdefault(name, part)
+        return ours
 
-def known_names(rows: tuple[Row, ...], config: TransformerConfig, names: Iterable[str]) -> dict[str, str | None]:
-    """Returns, for each name in a file, its name in the rows; None for arrays that are dropped.
+    def theirs(self, weights: Mapping[str, View], names: Collection[str] | None = None) -> dict[str, View]:
+        """Returns views of our arrays as theirs; of arrays that repeat each other, those in `names`, or the first.
 
-    Files of the bare model leave out the first part ("wte.weight" for "transformer.wte.weight"), and old ones call the
-    parameters of norms gamma and beta. A name without a place stays as it is.
-    """
-    places = {place.theirs for place in places_of(rows, config)}
-    dropped = re.compile(
-        "|".join(re.escape(row.theirs).replace(r"\*", r"\d+") for row in rows if row.ours is None) or "(?!)"
-    )
-    first_parts = {row.theirs.split(".")[0] for row in rows}
-    known: dict[str, str | None] = {}
-    for name in names:
-        newer = re.sub(r"\.beta$", ".bias", re.sub(r"\.gamma$", ".weight", name))
-        spellings = [name, newer, *(f"{first}.{newer}" for first in sorted(first_parts))]
-        found = [spelling for spelling in spellings if spelling in places or dropped.fullmatch(spelling)]
-        chosen = found[0] if found and (found[0] in (name, newer) or len(found) == 1) else name
-        known[name] = None if dropped.fullmatch(chosen) else chosen
-    return known
-
-
-def their_views(
-    rows: tuple[Row, ...],
-    config: TransformerConfig,
-    weights: Mapping[str, View],
-    names: Collection[str] | None = None,
-) -> dict[str, View]:
-    """Returns views of our arrays as theirs; of arrays that repeat each other, those in `names`, or the first.
-
-    Tied arrays are written once, as Hugging Face does, and of dropped ones those that it expects. Raises WeightsError,
-    which lists all that does not fit `config`.
-    """
-    require_fit("config", weights, _shapes(config))
-    theirs: dict[str, View] = {}
-    places = places_of(rows, config)
-    written = {place.ours[0] for place in places if names is not None and place.theirs in names}
-    for place in places:
-        parts = [weights[name] for name in place.ours]
-        if len({part.dtype for part in parts}) > 1:
-            raise WeightsError(f"{', '.join(place.ours)} become one array; expected one type, not several")
-        chosen = not place.tied if names is None or place.ours[0] not in written else place.theirs in names
-        if chosen:
-            theirs[place.theirs] = Rearranged(Stacked(parts), _inverse(place.axes), place.sizes)
-    for row in rows:
-        if row.filled is not None:
-            unused = weights[row.filled]
-            theirs[row.theirs] = Rearranged(Stacked([unused]), _inverse(_axes(row, unused.shape)))
-    return theirs
-
-
-@lru_cache(maxsize=8)
-def _shapes(config: TransformerConfig) -> Mapping[str, tuple[int, ...]]:
-    return {name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()}
-
-
-def places_of(rows: tuple[Row, ...], config: TransformerConfig) -> list[Place]:
-    """Expands the rows to all layers; raises WeightsError unless they fill exactly the arrays of `config`."""
-    shapes = _shapes(config)
-    places: list[Place] = []
-    filled: set[str] = set()
-    for row in rows:
-        if row.ours is None:
-            continue
-        for layer in map(str, range(_layers(row.ours, shapes))):
-            theirs, ours = row.theirs.replace("*", layer), tuple(row.ours.replace("*", layer).split())
-            if absent := [name for name in ours if name not in shapes]:
-                if row.optional:
-                    continue
-                raise WeightsError(f"{theirs} becomes {listed(absent)}, which a model of this config does not have")
-            axes = _axes(row, shapes[ours[0]])
-            shape = rearranged_shape((len(ours), *shapes[ours[0]]), _inverse(axes), row.sizes)
-            places.append(Place(theirs, shape, ours, axes, dict(row.sizes), ours[0] in filled))
-            filled.update(ours)
-    if unfilled := shapes.keys() - filled:
-        raise WeightsError(f"this family has nothing that becomes {listed(unfilled)}")
-    return places
-
-
-def _layers(ours: str, shapes: Mapping[str, tuple[int, ...]]) -> int:
-    """Returns how many layers the stack of this name has; 1 if the name has no `*`."""
-    stack, star, _ = ours.partition("*")
-    numbered = re.compile(re.escape(stack) + r"(\d+)\.")
-    return 1 + max((int(match[1]) for name in shapes if star and (match := numbered.match(name))), default=0)
+        Tied arrays are written once, as Hugging Face does, and of dropped ones those that it expects. Raises
+        WeightsError, which lists all that does not fit the config.
+        """
+        require_fit("config", weights, self._shapes)
+        theirs: dict[str, View] = {}
+        written = {place.ours[0] for place in self.places if names is not None and place.theirs in names}
+        for place in self.places:
+            parts = [weights[name] for name in place.ours]
+            if len({part.dtype for part in parts}) > 1:
+                raise WeightsError(f"{', '.join(place.ours)} become one array; expected one type, not several")
+            chosen = not place.tied if names is None or place.ours[0] not in written else place.theirs in names
+            if chosen:
+                theirs[place.theirs] = Rearranged(Stacked(parts), _inverse(place.axes), place.sizes)
+        for row in self._rows:
+            if row.filled is not None:
+                unused = weights[row.filled]
+                theirs[row.theirs] = Rearranged(Stacked([unused]), _inverse(_axes(row, unused.shape)))
+        return theirs
 
 
 def _axes(row: Row, shape: tuple[int, ...]) -> str:
@@ -495,7 +473,8 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
     """
     given = once(weights)
     ours = config_from_huggingface(config, given)
-    return ours, read_rows(family_of(config).rows(ours), ours, given)
+    views = Layout(family_of(config).rows(ours), ours).ours(given)
+    return ours, {name: read(view) for name, view in views.items()}
 
 
 def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:
@@ -506,7 +485,7 @@ def to_huggingface(architecture: str, config: TransformerConfig, weights: Weight
     """
     family = _family(architecture)
     theirs = {"architectures": [architecture], **write_settings(family, config)}
-    views = their_views(family.rows(config), config, once(weights))
+    views = Layout(family.rows(config), config).theirs(once(weights))
     return theirs, {name: read(view) for name, view in views.items()}
 
 

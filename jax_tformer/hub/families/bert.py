@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import replace
 
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import Head, Pooler, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, head, modules, named
@@ -50,17 +50,15 @@ def count_labels(config: Settings) -> dict[str, object]:
     return {**config, "classes": number if names is None else len(names)}
 
 
-def classifier_nested(written: Settings) -> dict[str, object]:
-    """Inverts `count_labels`; a rate of the classifier that is the hidden one's is null, as by default."""
-    named = name_labels(written)
-    same = named["classifier_dropout"] == named["hidden_dropout_prob"]
-    return {**named, "classifier_dropout": None} if same else named
-
-
 def name_labels(written: Settings) -> dict[str, object]:
-    """Inverts `count_labels`, with the names that transformers gives to classes without one."""
+    """Inverts `count_labels`, with the names that transformers gives to classes without one.
+
+    A rate of the classifier that is the hidden one's is null, as by default.
+    """
     named = dict(written)
     labels = {f"LABEL_{number}": number for number in range(int(str(named.pop("classes") or 0)))}
+    if "classifier_dropout" in named and named["classifier_dropout"] == named["hidden_dropout_prob"]:
+        named["classifier_dropout"] = None
     return {**named, "id2label": {str(number): name for name, number in labels.items()}, "label2id": labels}
 
 
@@ -132,41 +130,43 @@ def _masked(config: TransformerConfig) -> tuple[Row, ...]:
     )
 
 
-def _texts(config: TransformerConfig) -> tuple[Row, ...]:
-    return *encoder("bert."), *modules({"bert.pooler.dense": "pooler.dense", "classifier": "classifier"})
+def headless(masked: Family, pooler: Pooler = "tanh") -> TransformerConfig:
+    """Returns the template of a class without a head: that of `masked`, and a pooler."""
+    return replace(masked.template, head="none", tied_head=False, head_bias=False, pooler=pooler)
 
 
-def _tokens(config: TransformerConfig) -> tuple[Row, ...]:
-    return *encoder("bert."), *no_pooler("bert."), *modules({"classifier": "classifier"})
-
-
-def headless(masked: TransformerConfig) -> TransformerConfig:
-    """Returns the config without its head, and with a pooler."""
-    return replace(masked, head="none", tied_head=False, head_bias=False, pooler="tanh")
-
-
-def of_texts(masked: TransformerConfig, dropout: DropoutConfig) -> TransformerConfig:
-    """Returns the config with a head for two classes of texts, the number of a config.json that names none."""
-    return replace(headless(masked), head="classify_text", classes=2, dropout=dropout)
-
-
-def of_tokens(masked: TransformerConfig, dropout: DropoutConfig) -> TransformerConfig:
-    """Returns the config with a head for two classes of tokens."""
-    return replace(headless(masked), head="classify_tokens", classes=2, pooler="none", dropout=dropout)
+def classifier(
+    masked: Family,
+    head: Head,
+    rows: tuple[Row, ...],
+    settings: tuple[Setting, ...],
+    pooled: Pooler = "none",
+    **rates: float,
+) -> Family:
+    """Returns the tables of a class with a head for two classes, the number of a config.json that names none."""
+    dropout = replace(masked.template.dropout, **rates)
+    return replace(
+        masked,
+        template=replace(headless(masked, pooled), head=head, classes=2, dropout=dropout),
+        settings=(*settings, CLASSES),
+        rows=lambda config: rows,
+        flatten=lambda config: count_labels(masked.flatten(config)),
+        nest=lambda written: masked.nest(name_labels(written)),
+    )
 
 
 TEMPLATE = ARCHITECTURES["bert-base"]
 assert isinstance(TEMPLATE.encoder, StackConfig)
 STACK = TEMPLATE.encoder
-_DROPOUT = replace(TEMPLATE.dropout, classifier=0.1)
-_CLASSIFYING = (*SETTINGS, CLASSES, classifier_dropout("dropout.classifier"))
+_MASKED = Family("bert", TEMPLATE, (*SETTINGS, TIED), _masked, FIXED)
+_CLASSIFYING = (*SETTINGS, classifier_dropout("dropout.classifier"))
+_TEXTS = (*encoder("bert."), *modules({"bert.pooler.dense": "pooler.dense", "classifier": "classifier"}))
+_TOKENS = (*encoder("bert."), *no_pooler("bert."), *modules({"classifier": "classifier"}))
 FAMILIES = {
-    "BertModel": Family("bert", headless(TEMPLATE), SETTINGS, bare, FIXED, adapted=with_or_without_pooler),
-    "BertForMaskedLM": Family("bert", TEMPLATE, (*SETTINGS, TIED), _masked, FIXED),
-    "BertForSequenceClassification": Family(
-        "bert", of_texts(TEMPLATE, _DROPOUT), _CLASSIFYING, _texts, FIXED, count_labels, classifier_nested
+    "BertModel": replace(
+        _MASKED, template=headless(_MASKED), settings=SETTINGS, rows=bare, adapted=with_or_without_pooler
     ),
-    "BertForTokenClassification": Family(
-        "bert", of_tokens(TEMPLATE, _DROPOUT), _CLASSIFYING, _tokens, FIXED, count_labels, classifier_nested
-    ),
+    "BertForMaskedLM": _MASKED,
+    "BertForSequenceClassification": classifier(_MASKED, "classify_text", _TEXTS, _CLASSIFYING, "tanh", classifier=0.1),
+    "BertForTokenClassification": classifier(_MASKED, "classify_tokens", _TOKENS, _CLASSIFYING, classifier=0.1),
 }

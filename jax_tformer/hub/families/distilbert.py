@@ -57,32 +57,22 @@ def _masked(config: TransformerConfig) -> tuple[Row, ...]:
     )
 
 
-def _texts(config: TransformerConfig) -> tuple[Row, ...]:
-    return *_encoder("distilbert."), *modules({"pre_classifier": "pooler.dense", "classifier": "classifier"})
-
-
-def _tokens(config: TransformerConfig) -> tuple[Row, ...]:
-    return *_encoder("distilbert."), *modules({"classifier": "classifier"})
-
-
 _TEMPLATE = replace(
     bert.TEMPLATE,
     encoder=replace(bert.STACK, num_layers=6, token_types=0),
     dropout=replace(bert.TEMPLATE.dropout, attention_output=0.0),
 )
-_OF_TEXTS = replace(bert.of_texts(_TEMPLATE, replace(_TEMPLATE.dropout, classifier=0.2)), pooler="relu")
-_OF_TOKENS = bert.of_tokens(_TEMPLATE, replace(_TEMPLATE.dropout, classifier=0.1))
-_TEXT_SETTINGS = (*_settings(), bert.CLASSES, Setting("seq_classif_dropout", "dropout.classifier"))
-_TOKEN_SETTINGS = (*_settings("dropout.classifier"), bert.CLASSES)
+_MASKED = Family("distilbert", _TEMPLATE, (*_settings(), bert.TIED), _masked)
+_TEXTS = (*_encoder("distilbert."), *modules({"pre_classifier": "pooler.dense", "classifier": "classifier"}))
+_TOKENS = (*_encoder("distilbert."), *modules({"classifier": "classifier"}))
+_TEXT_SETTINGS = (*_settings(), Setting("seq_classif_dropout", "dropout.classifier"))
 FAMILIES = {
-    "DistilBertModel": Family(
-        "distilbert", replace(bert.headless(_TEMPLATE), pooler="none"), _settings(), lambda config: _encoder()
+    "DistilBertModel": Family("distilbert", bert.headless(_MASKED, "none"), _settings(), lambda config: _encoder()),
+    "DistilBertForMaskedLM": _MASKED,
+    "DistilBertForSequenceClassification": bert.classifier(
+        _MASKED, "classify_text", _TEXTS, _TEXT_SETTINGS, "relu", classifier=0.2
     ),
-    "DistilBertForMaskedLM": Family("distilbert", _TEMPLATE, (*_settings(), bert.TIED), _masked),
-    "DistilBertForSequenceClassification": Family(
-        "distilbert", _OF_TEXTS, _TEXT_SETTINGS, _texts, flatten=bert.count_labels, nest=bert.name_labels
-    ),
-    "DistilBertForTokenClassification": Family(
-        "distilbert", _OF_TOKENS, _TOKEN_SETTINGS, _tokens, flatten=bert.count_labels, nest=bert.name_labels
+    "DistilBertForTokenClassification": bert.classifier(
+        _MASKED, "classify_tokens", _TOKENS, _settings("dropout.classifier"), classifier=0.1
     ),
 }

@@ -32,14 +32,6 @@ def nest_positions(written: Settings) -> dict[str, object]:
     return {**nested, "pad_token_id": offset - 1 if offset else None, "max_position_embeddings": positions + offset}
 
 
-def _flatten(config: Settings) -> dict[str, object]:
-    return bert.count_labels(count_positions(config))
-
-
-def _nest(written: Settings) -> dict[str, object]:
-    return nest_positions(bert.classifier_nested(written))
-
-
 _POSITIONS = (
     Setting("position_offset", "encoder.position_offset", said="pad_token_id"),
     Setting("max_positions", "encoder.max_positions", said="max_position_embeddings"),
@@ -62,44 +54,31 @@ def _masked(config: TransformerConfig) -> tuple[Row, ...]:
     )
 
 
-def _texts(config: TransformerConfig) -> tuple[Row, ...]:
-    """Returns the rows of a RobertaForSequenceClassification: what pools is a part of its head."""
-    return (
-        *bert.encoder("roberta."),
-        *bert.no_pooler("roberta."),
-        *modules({"classifier.dense": "pooler.dense", "classifier.out_proj": "classifier"}),
-    )
-
-
-def _tokens(config: TransformerConfig) -> tuple[Row, ...]:
-    return *bert.encoder("roberta."), *bert.no_pooler("roberta."), *modules({"classifier": "classifier"})
-
-
 _TEMPLATE = replace(bert.TEMPLATE, vocab_size=50265, encoder=replace(bert.STACK, max_positions=510, position_offset=2))
-_OF_TEXTS = bert.of_texts(_TEMPLATE, replace(_TEMPLATE.dropout, pooler=0.1, classifier=0.1))
-_OF_TOKENS = bert.of_tokens(_TEMPLATE, replace(_TEMPLATE.dropout, classifier=0.1))
-# This head drops twice, at the same rate.
-_TEXT_SETTINGS = (*SETTINGS, bert.CLASSES, bert.classifier_dropout("dropout.pooler dropout.classifier"))
-_TOKEN_SETTINGS = (*SETTINGS, bert.CLASSES, bert.classifier_dropout("dropout.classifier"))
-_ROBERTA = Family(
-    model_type="roberta",
-    template=_TEMPLATE,
-    settings=MASKED,
-    rows=_masked,
-    fixed=bert.FIXED,
-    flatten=count_positions,
-    nest=nest_positions,
+_MASKED = Family("roberta", _TEMPLATE, MASKED, _masked, bert.FIXED, count_positions, nest_positions)
+_WITHOUT_POOLER = (*bert.encoder("roberta."), *bert.no_pooler("roberta."))
+# What pools is a part of its head.
+_TEXTS = (
+    *_WITHOUT_POOLER,
+    *modules({"classifier.dense": "pooler.dense", "classifier.out_proj": "classifier"}),
 )
-_CLASSIFIER = replace(_ROBERTA, flatten=_flatten, nest=_nest)
+_TOKENS = (*_WITHOUT_POOLER, *modules({"classifier": "classifier"}))
+# The head of texts drops twice, at the same rate.
+_TEXT_SETTINGS = (*SETTINGS, bert.classifier_dropout("dropout.pooler dropout.classifier"))
+_TOKEN_SETTINGS = (*SETTINGS, bert.classifier_dropout("dropout.classifier"))
 FAMILIES = {
     "RobertaModel": replace(
-        _ROBERTA,
-        template=bert.headless(_TEMPLATE),
+        _MASKED,
+        template=bert.headless(_MASKED),
         settings=SETTINGS,
         rows=bert.bare,
         adapted=bert.with_or_without_pooler,
     ),
-    "RobertaForMaskedLM": _ROBERTA,
-    "RobertaForSequenceClassification": replace(_CLASSIFIER, template=_OF_TEXTS, settings=_TEXT_SETTINGS, rows=_texts),
-    "RobertaForTokenClassification": replace(_CLASSIFIER, template=_OF_TOKENS, settings=_TOKEN_SETTINGS, rows=_tokens),
+    "RobertaForMaskedLM": _MASKED,
+    "RobertaForSequenceClassification": bert.classifier(
+        _MASKED, "classify_text", _TEXTS, _TEXT_SETTINGS, "tanh", pooler=0.1, classifier=0.1
+    ),
+    "RobertaForTokenClassification": bert.classifier(
+        _MASKED, "classify_tokens", _TOKENS, _TOKEN_SETTINGS, classifier=0.1
+    ),
 }

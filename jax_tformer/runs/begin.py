@@ -1,25 +1,39 @@
-"""Continues the training of a run as if it had not stopped: its state, its place in the data and its clock.
+"""How a run begins with a Hugging Face folder, and how it goes on as if it had not stopped: its state, its place in the
+data and its clock.
+
+A run keeps the folder's settings and tokenizer in RUN/origin, and does not need the folder again once it has saved a
+checkpoint.
 
 A checkpoint counts once the next step was finite. A state of finite numbers may still be broken, so that every run from
-it fails at its next step: `Resumption.save` only begins a checkpoint, `confirm` keeps it, and what is not confirmed by
-the end of a session is removed.
+it fails at its next step: `Resumption.save` only begins a checkpoint, `Resumption.confirm` keeps it, and what is not
+confirmed by the end of a session is removed. The loop of `jax_tformer.cli.train` calls both: `Reporter.step` would have
+ended it at the first number that is not finite. How arrays are written, verified and deleted stands in
+`jax_tformer.runs.checkpoints`.
 """
 
 import json
 import math
 import time
+from dataclasses import replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import grain
 import jax
+from jax.sharding import Mesh
 
-from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import ExperimentConfig
-from jax_tformer.data.pipeline import Batch
-from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.files import changed_fields, combined_hash, shortened, to_dict
+from jax_tformer.config import TransformerConfig
+from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.experiment import ExperimentConfig, PairData, TokenizerConfig, trains_on
+from jax_tformer.data.order import Batch
+from jax_tformer.data.pipeline import build_tokenizer_for
+from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
+from jax_tformer.files import changed_fields, combined_hash, shortened, to_dict, user_path
 from jax_tformer.functional import Params
+from jax_tformer.hub.families import config_from_huggingface
+from jax_tformer.hub.folder import Origin, defaults_of, open_tensors, read_origin
+from jax_tformer.hub.pretrained import load_pretrained
 from jax_tformer.lora import join_adapters, split_adapters
 from jax_tformer.runs.checkpoints import HELD_OUT_LOSS, Checkpoints
 from jax_tformer.runs.folder import RunFolder
@@ -27,6 +41,10 @@ from jax_tformer.terminal import __version__
 from jax_tformer.training.processes import require_same
 from jax_tformer.training.step import TrainState
 
+_LEARNING_RATE = 5e-5
+"""What `transformers` fine-tunes with by default; the experiments' own rates are for new weights."""
+_FREE = ("dropout", "compute", "lora")
+"""Parts of a model's config that a fine-tuning may choose."""
 _ROUNDING = "the same function, summed in another order: from here on, numbers may differ from one long run by rounding"
 _SAME_TEXT = "the text there must be the same"
 _OWN_TOKENIZER = "the run keeps the tokenizer in its folder"
@@ -59,6 +77,94 @@ _FALLING = (
 
 Changes = dict[str, tuple[Any, Any]]
 """Field -> (value before, value from now on)."""
+
+
+def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
+    """Returns `preset` with the architecture and the tokenizer of the Hugging Face folder `init`.
+
+    Raises InputError if the folder is none, if we do not have its class or a setting, or if such a model does not suit
+    the data of `preset`.
+    """
+    folder = user_path(init)
+    if not folder.is_dir():
+        raise InputError(f"there is no folder {folder}; expected that of a Hugging Face model after --init")
+    origin = read_origin(folder)
+    # The arrays tell what config.json does not, such as whether a T5 has a head of its own.
+    model, data = config_from_huggingface(origin.config, open_tensors(folder)), preset.data
+    _require_kind(folder, origin, model, preset)
+    if not (folder / "tokenizer.json").exists():
+        raise InputError(f"{folder} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes")
+    tokenizer = TokenizerConfig("huggingface", name=init)
+    if isinstance(data, PairData):
+        data = replace(
+            data,
+            tokenizer=tokenizer,
+            source_length=_limit_length(data.source_length, model.encoder),
+            target_length=_limit_length(data.target_length, model.decoder),
+        )
+    else:
+        context = _limit_length(data.context_length, model.output_stack)
+        data = replace(data, tokenizer=tokenizer, context_length=context)
+    optimizer = replace(preset.optimizer, learning_rate=_LEARNING_RATE)
+    return replace(preset, model=model, data=data, optimizer=optimizer, init=init)
+
+
+def require_same_architecture(experiment: ExperimentConfig, begun: ExperimentConfig) -> None:
+    """Raises InputError if flags have changed what the checkpoint decides; `begun` is what `experiment_from` said."""
+    free = {name: getattr(experiment.model, name) for name in _FREE}
+    changed = changed_fields(to_dict(replace(begun.model, **free)), to_dict(experiment.model))
+    told = [f"model.{name} is {asked!r} and there {there!r}" for name, (there, asked) in changed.items()]
+    require(
+        not told,
+        f"the checkpoint {begun.init} decides its architecture, and flags contradict it: {shortened(told)}; leave them "
+        "out (model.dropout, model.compute and --lora may change)",
+    )
+    require(
+        experiment.data.tokenizer == begun.data.tokenizer,
+        f"the checkpoint {begun.init} has a tokenizer of its own; leave --data.tokenizer out",
+    )
+
+
+def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset: ExperimentConfig) -> None:
+    wanted, kind = preset.data.kind, trains_on(model)
+    require(
+        kind == wanted,
+        f"{folder} holds a {origin.architecture}, which trains on {kind}; expected a model for {wanted}; "
+        f"name the experiment {kind}",
+    )
+    require(
+        model.predicts_tokens,
+        f"{folder} holds a {origin.architecture}, whose head is {model.head!r}; expected a head that predicts tokens "
+        f"({'BertForMaskedLM' if wanted == 'masked' else 'a class for causal or conditional generation'} or the like)",
+    )
+
+
+def _limit_length(length: int, stack: object) -> int:
+    positions = getattr(stack, "max_positions", None)
+    return length if positions is None else min(length, positions)
+
+
+def new_tokenizer(experiment: ExperimentConfig) -> Tokenizer:
+    """Makes the tokenizer of a new run: that of its checkpoint, or the one that its data describes.
+
+    Raises InputError if it needs more rows than the model's vocabulary has.
+    """
+    vocabulary = experiment.model.vocab_size
+    if experiment.init is None:
+        tokenizer = build_tokenizer_for(experiment.data)
+    else:
+        folder, translates = user_path(experiment.init), isinstance(experiment.data, PairData)
+        defaults, _ = defaults_of(read_origin(folder), folder, translates=translates, vocabulary=vocabulary)
+        tokenizer = load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
+    check_vocabulary(tokenizer, vocabulary or tokenizer.vocab_size)
+    return tokenizer
+
+
+def given_parameters(experiment: ExperimentConfig, mesh: Mesh) -> Params | None:
+    """Reads the weights of a new run's checkpoint, each device its part; returns None if the run has no checkpoint."""
+    if experiment.init is None:
+        return None
+    return load_pretrained(experiment.init, dtype=experiment.model.compute.parameter_dtype, mesh=mesh)[1]
 
 
 def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) -> tuple[Changes, list[str]]:
@@ -177,10 +283,11 @@ class Resumption:
     def save(
         self, state: TrainState, batches: grain.DatasetIterator[Batch], held_out_loss: float | None = None
     ) -> None:
-        """Begins to save in the background; `state` may be donated at once. The save is kept once `confirm` is called.
+        """Begins to save in the background a state whose own step was finite; it may be donated at once.
 
         `held_out_loss` is that of this state, if known.
         """
+        self.confirm(int(state.step))
         arrays, frozen = arrays_to_save(state)
         extra = self._unchanging | {
             "batches": batches.get_state(),
@@ -195,7 +302,7 @@ class Resumption:
         self._checkpoints.begin(self._saved, arrays, extra)
 
     def confirm(self, step: int) -> None:
-        """Keeps the state saved before `step`, because the loss and gradients of `step` are finite."""
+        """Keeps a state saved before `step`, because the loss and gradients of all steps up to `step` were finite."""
         if self._saved < step:
             self._checkpoints.keep()
 

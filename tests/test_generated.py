@@ -1,0 +1,138 @@
+"""The generated tasks: SCAN is the published one, pair for pair in number; equations and chain obey their rules."""
+
+from collections import Counter
+from dataclasses import replace
+from itertools import pairwise, product
+from pathlib import Path
+from runpy import run_path
+
+import numpy as np
+import pytest
+
+from jax_tformer.config.errors import InputError
+from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
+from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.data import generated, scan
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.data.sources import held_out_pairs, load_pairs
+
+ROOT = Path(__file__).resolve().parents[1]
+# Of the paper's figure 1, with the names that actions have in its data.
+LEFT, RIGHT = "I_TURN_LEFT", "I_TURN_RIGHT"
+EXAMPLES = {
+    "jump": "I_JUMP",
+    "jump left": f"{LEFT} I_JUMP",
+    "jump around right": " ".join([f"{RIGHT} I_JUMP"] * 4),
+    "turn left twice": f"{LEFT} {LEFT}",
+    "jump thrice": "I_JUMP I_JUMP I_JUMP",
+    "jump opposite left and walk thrice": f"{LEFT} {LEFT} I_JUMP I_WALK I_WALK I_WALK",
+    "jump opposite left after walk around left": " ".join([f"{LEFT} I_WALK"] * 4 + [LEFT, LEFT, "I_JUMP"]),
+    "turn around right": " ".join([RIGHT] * 4),
+}
+
+
+def test_scan_is_that_of_the_paper():
+    """Held against the published files once, all pairs of all three splits; here, against what is printed of them."""
+    made = {command: " ".join(actions) for command, actions in scan.commands().items()}
+    assert len(made) == 20910
+    assert {command: made[command] for command in EXAMPLES} == EXAMPLES
+    assert max(len(command.split()) for command in made) == 9
+    lengths = Counter(len(actions.split()) for actions in made.values())
+    assert (lengths[22], lengths[23], lengths[24], max(lengths)) == (576, 0, 336, 48)
+    assert Counter(" ".join(made.values()).split())["I_JUMP"] == 31902
+
+
+@pytest.mark.parametrize(
+    ("split", "trained", "held_out"),
+    [("scan-simple", 16728, 4182), ("scan-length", 16990, 3920), ("scan-jump", 14670, 7706)],
+)
+def test_scan_is_split_as_published(split, trained, held_out):
+    experiment = EXPERIMENTS["scan"].config
+    data = replace(experiment.data, source=split)
+    texts = load_pairs(data)
+    chosen = held_out_pairs(data, texts, range(len(texts) // 2))
+    assert (int((~chosen).sum()), int(chosen.sum())) == (trained, held_out)
+    pipeline = build_pipeline(data, experiment.training, build_tokenizer_for(data))
+    assert len(pipeline.examples) == held_out, "all are decoded"
+    assert not pipeline.notes, "all fit"
+    pairs = Counter((texts[2 * n], texts[2 * n + 1]) for n in np.flatnonzero(~chosen))
+    assert not pairs.keys() & set(pipeline.examples)
+    if split == "scan-jump":
+        assert pairs.pop(("jump", "I_JUMP")) == 1467
+        assert not any("jump" in command for command, _ in pairs)
+
+
+def test_equations_are_right_and_each_is_on_one_side():
+    data = EXPERIMENTS["grokking"].config.data
+    tokenizer = build_tokenizer_for(data)
+    assert tokenizer.vocab_size == generated.PRIME + 2
+    pipeline = build_pipeline(data, TrainingConfig(batch_size=512), tokenizer)
+    sides = []
+    for batches in (pipeline.seen, pipeline.evaluation):
+        lines = []
+        for batch in batches:
+            real = batch["labels"][:, -1] >= 0
+            assert (batch["labels"][:, :-1] == -100).all(), "the answer alone is a label"
+            whole = np.concatenate([batch["tokens"], batch["labels"][:, -1:]], axis=1)[real]
+            lines += [tokenizer.decode(row) for row in whole]
+        sides.append(set(lines))
+        for line in lines:
+            a, _, b, _, answer = line.split()
+            assert int(answer) == (int(a) + int(b)) % 97
+    trained, held_out = sides
+    assert len(trained) == 9409 - len(held_out)
+    assert len(held_out) == round(data.held_out * 9409)
+    assert not trained & held_out
+    rows = [tuple(row) for number in range(8) for row in pipeline.train[number]["tokens"].tolist()]
+    assert set(rows[: len(trained)]) <= {tuple(tokenizer.encode(line)[:-1].tolist()) for line in trained}
+
+
+@pytest.mark.parametrize("change", [{"context_length": 5}, {"tokenizer": TokenizerConfig("bytes")}])
+def test_equations_have_one_length(change):
+    data = replace(EXPERIMENTS["grokking"].config.data, **change)
+    with pytest.raises(InputError, match="expected 4 and 'words'"):
+        build_pipeline(data, TrainingConfig(), build_tokenizer_for(data))
+
+
+def test_the_chain_moves_by_its_odds():
+    letters = [generated.LETTERS.index(letter) for letter in generated.chain()]
+    steps = np.array([(after - 3 * before) % 16 for before, after in pairwise(letters)])
+    assert steps.max() == 3
+    for k, odds in enumerate(generated.ODDS):
+        assert abs((steps == k).mean() - odds) < 5 * np.sqrt(odds / len(steps))
+    assert abs(np.bincount(letters) / len(letters) - 1 / 16).max() < 0.002
+
+
+def test_the_least_loss_of_masked_letters():
+    """Against the sum over all rows of letters and all choices of which to restore, as `mask_tokens` makes them."""
+    least_losses = run_path(str(ROOT / "docs" / "markov_bound.py"))["least_losses"]
+    moves = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.25, 0.25]])
+    letters, length, mask = range(3), 4, 4
+    # [row, place]: a masked letter, one that may have been replaced, one that was and cannot be told.
+    tokens = np.array([[0, 4, 1, 2], [2, 0, 0, 1], [4, 4, 0, 1]])
+    labels = np.array([[-100, 1, -100, 2], [-100, -100, 1, 1], [2, 0, -100, -100]])
+
+    def weight(row, hidden, chosen):
+        total = np.prod([moves[pair] for pair in pairwise(hidden)])
+        for seen, letter, restored in zip(row, hidden, chosen, strict=True):
+            as_chosen = 0.8 if seen == mask else 0.1 / 3 + 0.1 * (seen == letter)
+            total *= as_chosen if restored else seen == letter
+        return total
+
+    expected = []
+    for row, own in zip(tokens, labels, strict=True):
+        for place in np.flatnonzero(own != -100):
+            likely = np.zeros(3)
+            for hidden in product(letters, repeat=length):
+                for chosen in product([0, 1], repeat=length):
+                    if sum(chosen) == 2 and chosen[place]:
+                        likely[hidden[place]] += weight(row, hidden, chosen)
+            expected.append(-np.log(likely[own[place]] / likely.sum()))
+    np.testing.assert_allclose(least_losses(moves, tokens, labels, mask), expected, rtol=1e-12)
+
+
+def test_words_are_apart_at_white_space():
+    data = TextData(source="modular-addition", context_length=4, tokenizer=TokenizerConfig("words"))
+    tokenizer = build_tokenizer_for(data)
+    assert tokenizer.can_be_cut
+    assert tokenizer.decode(tokenizer.encode("90 +\n9 = 2")) == "90 + 9 = 2"

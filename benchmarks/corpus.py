@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.session import Options, Report, Session, by_turns, make_table, other_work, run_benchmark, show, spreads
+from benchmarks.session import Options, Report, Session, by_turns, make_table, other_work, run_benchmark, spreads
 from jax_tformer.config.errors import Positive
 from twin.machine import Neighbours
 
@@ -55,7 +55,7 @@ def _measure(session: Session) -> Report:
     with tempfile.TemporaryDirectory() as temporary:
         folder = session.options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
-        for name, part in {"small": max(size // 100, 500_000), "corpus": size}.items():
+        for name, part in {"small": max(size // 100, 2_000_000), "corpus": size}.items():
             session.say(f"{part:,} bytes ...")
             make_corpus(folder / f"{name}.jsonl", part)
         _train_tokenizer(folder)
@@ -72,20 +72,23 @@ def _measure(session: Session) -> Report:
         same = _losses(folder / "run corpus") == whole
     share, found = others.share(), {name: spreads(taken) for name, taken in turns.items()}
     one, ours = found.values()
-    ratios = {figure: one[figure]["median"] / ours[figure]["median"] for figure in one}
-    speeds = [
-        [name, show(taken["whole"]), show(taken["processor"]), f"{size / 1e6 / taken['whole']['median']:.2f}"]
+    speeds = {
+        name: {"s": taken["whole"], "processor s": taken["processor"], "MB/s": size / 1e6 / taken["whole"]["median"]}
         for name, taken in found.items()
-    ]
-    speeds.append(["encode_batch / tokenize", *(f"{ratio:.2f}" for ratio in ratios.values()), ""])
-    kept = [[name, *(f"{own} + {files}" for own, files in taken)] for name, taken in memory.items()]
+    }
+    ratios = [one[figure]["median"] / ours[figure]["median"] for figure in ("whole", "processor")]
+    speeds["encode_batch / tokenize"] = {"s": ratios[0], "processor s": ratios[1], "MB/s": None}
+    kept = {
+        name: {f"step {mark}": f"{own} + {files}" for mark, (own, files) in zip(marks, taken, strict=False)}
+        for name, taken in memory.items()
+    }
     shown = [
-        make_table(f"{size:,} bytes of JSON lines", ["", "s", "processor s", "MB/s"], speeds),
-        make_table("memory of train.py, MiB", ["corpus", *(f"step {mark}" for mark in marks)], kept),
+        make_table(f"{size:,} bytes of JSON lines", speeds),
+        make_table("memory of train.py, MiB", kept),
         f"killed at step {killed} and gone on with: {'the same losses, to the bit' if same else 'OTHER LOSSES'}",
         *other_work("all of it", share),
     ]
-    figures = {"turns": found, "ratios": ratios, "memory": memory, "same": same, "other_work": share}
+    figures = {"tokenizing": speeds, "memory": kept, "same": same, "other_work": share}
     return Report(figures, {"tokenize": ours["whole"]}, shown, _NOTES, agreed=same)
 
 

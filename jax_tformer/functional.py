@@ -8,7 +8,6 @@ from jaxtyping import Array, Float, Key
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.model.dropout import name_sites
 from jax_tformer.model.masks import require_mask
 from jax_tformer.model.parameters import (
     Declared,
@@ -20,6 +19,7 @@ from jax_tformer.model.parameters import (
     SourceMarks,
     SourceNumbers,
     draw,
+    name_sites,
 )
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 

@@ -11,8 +11,7 @@ from jaxtyping import Array, Float, Key
 
 from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.model.dropout import Dropout
-from jax_tformer.model.parameters import ZEROS, DropoutKey, Start, accumulator, parameter
+from jax_tformer.model.parameters import ZEROS, Dropout, DropoutKey, Start, accumulator, parameter
 from jax_tformer.scan import PROJECTION
 
 if TYPE_CHECKING:

@@ -24,9 +24,9 @@ from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, tiny, w
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.prepare import training_flops
 from jax_tformer.training.step import init_state
 from jax_tformer.training.step import train_step as make_step
-from jax_tformer.training.work import training_flops
 from twin.sides import Alone, SideFailed
 
 ROOT = Path(__file__).parents[1]

@@ -12,7 +12,7 @@ import pytest
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.config.presets import EXPERIMENTS
-from jax_tformer.data import generated, scan
+from jax_tformer.data import generated
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import held_out_pairs, load_pairs
 
@@ -33,7 +33,7 @@ EXAMPLES = {
 
 def test_scan_is_that_of_the_paper():
     """Held against the published files once, all pairs of all three splits; here, against what is printed of them."""
-    made = {command: " ".join(actions) for command, actions in scan.commands().items()}
+    made = {command: " ".join(actions) for command, actions in generated.scan_commands().items()}
     assert len(made) == 20910
     assert {command: made[command] for command in EXAMPLES} == EXAMPLES
     assert max(len(command.split()) for command in made) == 9
@@ -95,7 +95,7 @@ def test_equations_have_one_length(change):
 
 
 def test_the_chain_moves_by_its_odds():
-    letters = [generated.LETTERS.index(letter) for letter in generated.chain()]
+    letters = [generated.LETTERS.index(letter) for letter in generated.markov_chain()]
     steps = np.array([(after - 3 * before) % 16 for before, after in pairwise(letters)])
     assert steps.max() == 3
     for k, odds in enumerate(generated.ODDS):

@@ -6,7 +6,7 @@
 
     1. the config      EXPERIMENTS["dates"] (config/presets.py) and the flags, of the classes in config/experiment.py
     2. the mesh        make_mesh (training/sharding.py)
-    3. the data        build_pipeline (data/pipeline.py), of the pairs in data/dates.py
+    3. the data        build_pipeline (data/pipeline.py), of the pairs in data/generated.py
     4. the model       transformer (functional.py); train_step (training/step.py) by optimizer (training/optimizer.py),
                        compiled by prepare (training/prepare.py)
     5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption (runs/begin.py)
@@ -380,8 +380,7 @@ def with_own_tokenizer(data: TextData | PairData, arguments: Sequence[str]) -> T
     """Returns `data`, with the tokenizer that stands beside its shards if no flag describes another."""
     if isinstance(data, PairData) or any(flag.startswith("--data.tokenizer.") for flag in given_flags(arguments)):
         return data
-    from jax_tformer.data.shards import read_manifest
-    from jax_tformer.data.sources import shard_files, sources_of
+    from jax_tformer.data.sources import read_manifest, shard_files, sources_of
 
     for part, _ in sources_of(data):
         paths = shard_files(part)

@@ -1,9 +1,11 @@
-"""Decides what is in which batch from its number and the seed alone, so that any batch can be made at any time.
+"""Decides what is held out, and what is in which batch from its number and the seed alone, so that any batch can be
+made at any time.
 
 Grain permutes numbers without a list of them, gives every batch random numbers of its own, and makes the next batches
 in a thread. It packs and mixes only from the first element on, so that is done here.
 """
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -181,3 +183,17 @@ def _rows_of(size: int, training: TrainingConfig, rows: np.ndarray) -> np.ndarra
     times = size // training.batch_size
     found: np.ndarray = (rows[:, None] * times + np.arange(times)).ravel()
     return found
+
+
+def held_out_items(items: Iterable[str], fraction: float) -> np.ndarray:
+    """Returns, bool[N], which of N items belong to the `fraction` of the distinct ones, at least one, held out.
+
+    Those with the lowest hashes are. The content decides and not the position: files may be sorted, and equal items
+    must be on the same side.
+    """
+    # Python's own hash differs between processes. Of ten million items, two have the same 8 bytes with a probability of
+    # one in 400,000, and are then on the same side.
+    digests = (hashlib.sha256(item.encode()).digest() for item in items)
+    hashes = np.fromiter((int.from_bytes(digest[:8], "big") for digest in digests), np.uint64)
+    ranked = np.unique(hashes)
+    return np.isin(hashes, ranked[: max(1, round(fraction * len(ranked)))])

@@ -23,8 +23,7 @@ import numpy as np
 
 from jax_tformer.config.errors import InputError, Positive, Rate, check_fields, require
 from jax_tformer.config.experiment import TokenizerConfig
-from jax_tformer.data.shards import FORMATS, HEADER_BYTES, MANIFEST, digest, seal
-from jax_tformer.data.sources import documents
+from jax_tformer.data.sources import FORMATS, HEADER_BYTES, MANIFEST, digest, documents, seal
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
 from jax_tformer.files import read_json, sync, write_json
 

@@ -10,11 +10,10 @@ from jaxtyping import Array, Bool, Float
 from jax_tformer.cache import KeyValue
 from jax_tformer.config import AttentionImplementation, StackConfig, TransformerConfig
 from jax_tformer.model import fast
-from jax_tformer.model.dropout import Dropout, drop
 from jax_tformer.model.embedding import Rotation, rotate
 from jax_tformer.model.layers import Linear, Norm, identity
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import DropoutKey, Memory, Stream, accumulator
+from jax_tformer.model.parameters import Dropout, DropoutKey, Memory, Stream, accumulator, drop
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 

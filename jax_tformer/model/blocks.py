@@ -12,11 +12,10 @@ from jaxtyping import Array, Float, Int
 from jax_tformer.cache import Cache, LayerCache
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.attention import Attention
-from jax_tformer.model.dropout import Dropout, layer_keys
 from jax_tformer.model.embedding import RelativePositions, Rotation, rotary_angles
 from jax_tformer.model.layers import FeedForward, Norm, identity
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import DropoutKey, Ids, Marks, Memory, Numbers, Positions, Stream
+from jax_tformer.model.parameters import Dropout, DropoutKey, Ids, Marks, Memory, Numbers, Positions, Stream, layer_keys
 from jax_tformer.scan import loop_layers, scan_layers
 
 Masks = dict[int | None, Mask]

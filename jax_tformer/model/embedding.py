@@ -13,10 +13,10 @@ from jaxtyping import Array, Float, Int
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.layers import Norm, identity
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import (
+    Dropout,
     DropoutKey,
     Ids,
     Numbers,

@@ -18,9 +18,8 @@ from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import AttentionImplementation
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.model.dropout import drop
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import accumulator, context_parts
+from jax_tformer.model.parameters import accumulator, context_parts, drop
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 Attend = Callable[..., tuple[Array, Any]]

@@ -5,11 +5,19 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.embedding import Table
 from jax_tformer.model.fast import multiply_new_tokens
 from jax_tformer.model.layers import Linear, Norm, activate, identity, soft_cap
-from jax_tformer.model.parameters import ZEROS, DropoutKey, Stream, accumulator, dtype_of, parameter, projection_start
+from jax_tformer.model.parameters import (
+    ZEROS,
+    Dropout,
+    DropoutKey,
+    Stream,
+    accumulator,
+    dtype_of,
+    parameter,
+    projection_start,
+)
 
 
 class Head(nnx.Module):

@@ -15,10 +15,10 @@ from jaxtyping import Array, Float
 
 from jax_tformer.config import Activation, CapForm, LoraTarget, StackConfig, TransformerConfig
 from jax_tformer.lora import adapter
-from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.parameters import (
     ONES,
     ZEROS,
+    Dropout,
     DropoutKey,
     Stream,
     accumulator,

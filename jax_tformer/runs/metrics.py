@@ -29,9 +29,9 @@ from jax_tformer.files import not_regular, parse_json, shortened, to_dict, write
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
+from jax_tformer.training.prepare import product_rate, training_flops
 from jax_tformer.training.processes import is_first
 from jax_tformer.training.step import StepMetrics, TrainState
-from jax_tformer.training.work import product_rate, training_flops
 
 Row = dict[str, Any]
 """A step, and figures by name; the name of a sentence in place of a figure begins with no_."""

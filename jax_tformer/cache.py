@@ -67,10 +67,14 @@ class Cache(NamedTuple):
 
         Raises InputError if fewer than T slots are free. Compiled code cannot check that and overwrites the last ones.
         """
-        used, available, length = self.filled, self.is_token.shape[1], new.shape[1]
+        used = self.filled
+        available = self.is_token.shape[1]
+        length = new.shape[1]
         if not isinstance(used, jax.core.Tracer):
-            message = f"the cache has {available} slots and {used} are used; expected {length} free"
-            require(int(used) + length <= available, message)
+            require(
+                int(used) + length <= available,
+                f"the cache has {available} slots and {used} are used; expected {length} free",
+            )
         positions = jnp.maximum(self.is_token.sum(1, keepdims=True) + jnp.cumsum(new, axis=1) - 1, 0)
         is_token = jax.lax.dynamic_update_slice_in_dim(self.is_token, new, used, axis=1)
         return positions, self._replace(is_token=is_token, filled=used + length)
@@ -81,7 +85,8 @@ def empty_cache(
 ) -> Cache:
     """Makes a cache for `slots` tokens of `batch` sequences, and for an encoder's output of `source_slots`."""
     rows = batch * (stack.key_value_heads or stack.num_heads)
-    width, dtype = config.head_width(stack), dtype_of(config.compute.dtype)
+    width = config.head_width(stack)
+    dtype = dtype_of(config.compute.dtype)
 
     def empty(slots: int) -> KeyValue:
         return KeyValue(jnp.zeros((rows, slots, width), dtype), jnp.zeros((rows, slots, width), dtype))

@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import dacite
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 
 C = TypeVar("C")
 SMALL = 2**24
@@ -142,8 +142,10 @@ def named_errors(path: Path) -> Iterator[None]:
 
 def require_new_folder(out: Path) -> None:
     """Raises InputError if something is in `out`, or if it cannot be written."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already; expected a new or empty folder")
+    require(
+        not out.exists() or (out.is_dir() and not any(out.iterdir())),
+        f"{out} is there already; expected a new or empty folder",
+    )
     require_writable(out)
 
 
@@ -167,7 +169,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     something else has the name beside it.
     """
     beside = out.parent / f".{out.name}.partial"
-    whole, lock = beside / out.name, beside / "lock"
+    whole = beside / out.name
+    lock = beside / "lock"
     beside.parent.mkdir(parents=True, exist_ok=True)
     there = os.listdir(beside) if beside.is_dir() and not beside.is_symlink() else [str(beside)]
     if os.path.lexists(beside) and {*there} not in (set(), {"lock"}, {"lock", out.name}):
@@ -318,10 +321,10 @@ def cache_bytes() -> int:
     given = os.environ.get("JAX_TFORMER_CACHE_BYTES", "").strip()
     if not given:
         return _CACHE_BYTES
-    if not (given.isascii() and given.isdigit()):
-        raise InputError(
-            f"JAX_TFORMER_CACHE_BYTES is {given!r}; expected a whole number of bytes, such as {_CACHE_BYTES}"
-        )
+    require(
+        given.isascii() and given.isdigit(),
+        f"JAX_TFORMER_CACHE_BYTES is {given!r}; expected a whole number of bytes, such as {_CACHE_BYTES}",
+    )
     return int(given)
 
 

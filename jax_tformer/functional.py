@@ -216,7 +216,8 @@ def short_summary(config: TransformerConfig, shapes: dict[str, Any]) -> str:
 
 def parameter_table(shapes: dict[str, Any]) -> str:
     """Lists each parameter with its shape, number and bytes, and then the sums of each part and of all."""
-    rows, parts = [("parameter", "shape", "number", "bytes")], shapes if len(shapes) > 1 else {}
+    rows = [("parameter", "shape", "number", "bytes")]
+    parts = shapes if len(shapes) > 1 else {}
     for name, leaf in traverse_util.flatten_dict(shapes, sep=".").items():
         rows.append((name, str(list(leaf.shape)), *_sizes(leaf)))
     rows.append(("", "", "", ""))

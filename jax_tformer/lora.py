@@ -34,7 +34,8 @@ class Adapter(nnx.Module):
         start = Start("uniform", math.prod(inputs) ** -0.5)
         self.a = parameter((*inputs, lora.rank), config, start)
         self.b = parameter((lora.rank, *outputs), config, ZEROS)
-        self.scale, self.rank = lora.scale, lora.rank
+        self.scale = lora.scale
+        self.rank = lora.rank
         self.dropout = Dropout(lora.dropout)
 
     def __call__(self, x: Float[Array, "*N I"], dropout_key: DropoutKey) -> Float[Array, "*N O"]:
@@ -106,8 +107,10 @@ def merge(lora: LoraConfig, params: "Params") -> "Params":
     for path, a in flat.items():
         if is_adapter(path) and path[-1] == "a":
             place = (*path[:-2], "kernel")
-            kernel, b = flat[place], flat[(*path[:-1], "b")]
-            high, layers = accumulator(kernel.dtype), kernel.shape[0]
+            kernel = flat[place]
+            b = flat[(*path[:-1], "b")]
+            high = accumulator(kernel.dtype)
+            layers = kernel.shape[0]
             change = a.reshape(layers, -1, lora.rank).astype(high) @ b.reshape(layers, lora.rank, -1).astype(high)
             kernels[place] = (kernel.astype(high) + lora.scale * change.reshape(kernel.shape)).astype(kernel.dtype)
     rest = {path: leaf for path, leaf in (flat | kernels).items() if not is_adapter(path)}

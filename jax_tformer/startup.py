@@ -118,9 +118,11 @@ def require_memory(asked: int, what: str, mend: str, device: "jax.Device | None"
     Without this check it would fail after minutes, or the system would kill the process without a message.
     """
     if device is None or device.platform == "cpu":
-        limit, where = host_memory(), "here"
+        limit = host_memory()
+        where = "here"
     else:
-        limit, where = (device.memory_stats() or {}).get("bytes_limit", asked), "on each device"
+        limit = (device.memory_stats() or {}).get("bytes_limit", asked)
+        where = "on each device"
     if asked > limit:
         told = f"{what} take {asked / 2**30:,.1f} GiB, and there are {limit / 2**30:,.1f} GiB {where}"
         raise InputError(f"{told}; {mend}")
@@ -142,7 +144,9 @@ class _CacheWarnings:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._before, self._told = folder, warnings.showwarning, set[bool]()
+        self._folder = folder
+        self._before = warnings.showwarning
+        self._told = set[bool]()
 
     def __call__(self, message: Warning | str, *where: Any, **more: Any) -> None:
         found = _CACHE_WARNING.match(str(message))
@@ -150,13 +154,15 @@ class _CacheWarnings:
             self._before(message, *where, **more)
             return
         what, program, reason = found.groups()
-        told, damaged = f"cannot be kept in {one_line(str(self._folder))}: {one_line(reason)}", False
+        told = f"cannot be kept in {one_line(str(self._folder))}: {one_line(reason)}"
+        damaged = False
         # Several files may have this name, so all are removed; they are compiled again when they are needed.
         for entry in self._folder.glob(f"{glob.escape(program)}-*-cache"):
             with contextlib.suppress(OSError):
                 entry.unlink()
                 if what == "reading":
-                    told, damaged = "in the cache were damaged; they are compiled anew", True
+                    told = "in the cache were damaged; they are compiled anew"
+                    damaged = True
         if damaged not in self._told and sys.stderr is not None:
             self._told.add(damaged)
             print(f"compiled programs {told}", file=sys.stderr)

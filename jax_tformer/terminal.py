@@ -119,7 +119,9 @@ def parse(
     """
     import tyro  # imported here, so that programs start fast
 
-    told, prog, description = io.StringIO(), as_called(prog), as_called(description)
+    told = io.StringIO()
+    prog = as_called(prog)
+    description = as_called(description)
     extra = {} if default is None else {"default": default}
     if short_names:
         fields = {short: "FIELD" if short.endswith(".") else "" for short in short_names}
@@ -252,16 +254,19 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         status = say_version() if sys.argv[1:] == ["--version"] else program(sys.argv[1:])
         sys.stdout.flush()
     except InputError as error:
-        status, message = 2, f"error: {error}"
+        status = 2
+        message = f"error: {error}"
     except TrainingFailed as error:
-        status, message = 1, str(error)
+        status = 1
+        message = str(error)
     except BrokenPipeError:
         # Nobody reads our output any more.
         status = 128 + signal.SIGPIPE
     except OSError as error:
         # An error from a file has its name (`named_errors` sees to ours), but one from printing has none.
         where = error.filename or ("standard output" if error.errno in _CANNOT_WRITE else "")
-        status, message = 2, f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
+        status = 2
+        message = f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
@@ -271,7 +276,8 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         message = _too_large(error)
         if message is None:
             raise
-        status, message = 2, f"error: {message}; {smaller}"
+        status = 2
+        message = f"error: {message}; {smaller}"
     if message is not None:
         message = as_called(message)
         with contextlib.suppress(OSError):

@@ -45,7 +45,8 @@ class ExportOptions:
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(ExportOptions, arguments, prog="jax-tformer export", description=__doc__ or "")
-    step, out = parse_checkpoint(options.checkpoint), user_path(options.out)
+    step = parse_checkpoint(options.checkpoint)
+    out = user_path(options.out)
     for name in ("architecture", "dtype"):
         told = f"--{name} is {getattr(options, name)!r} without --huggingface; expected both, or neither"
         served = options.huggingface or (options.adapters and name == "architecture")
@@ -100,6 +101,8 @@ def export_adapters(run: RunFolder, out: Path, trained: Trained, architecture: s
 
     net = trained.net
     net.origin = read_origin(run.origin) if run.origin.exists() else None
-    told = "the run began with new weights; expected --architecture, the class that its adapters are for"
-    require(net.origin is not None or architecture is not None, told)
+    require(
+        net.origin is not None or architecture is not None,
+        "the run began with new weights; expected --architecture, the class that its adapters are for",
+    )
     save_adapters(out, net, trained.params, architecture=architecture, base=base)

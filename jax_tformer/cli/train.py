@@ -131,7 +131,10 @@ def train(plan: "TrainPlan", started: float) -> int:
         shape_of,
     )
 
-    experiment, training, run, export = plan.experiment, plan.experiment.training, plan.run, plan.options.export
+    experiment = plan.experiment
+    training = plan.experiment.training
+    run = plan.run
+    export = plan.options.export
     with together():
         set_up_jax(experiment.model)
         require_room_for_batches(experiment.data, training)
@@ -151,7 +154,8 @@ def train(plan: "TrainPlan", started: float) -> int:
     experiment = dataclasses.replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
     require_same_run(experiment, tokenizer, pipeline.fingerprint, continues=before is not None)
     changes, notes = permitted_changes(before, experiment)
-    batches, largest = pipeline.train_iterator(), abstract_batch(mesh, pipeline.evaluation[0])
+    batches = pipeline.train_iterator()
+    largest = abstract_batch(mesh, pipeline.evaluation[0])
 
     # 4. The model, its optimizer and their step. Whatever does not fit is refused before anything is written.
     net = transformer(fit_to_devices(experiment.model, largest, mesh, training.accumulation))
@@ -187,7 +191,8 @@ def train(plan: "TrainPlan", started: float) -> int:
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     nans = plan.options.debug.nans
     diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation, operation=nans)
-    log, signals = MetricsLog(run, start, plan.options.track, experiment), processes.Signals(mesh)
+    log = MetricsLog(run, start, plan.options.track, experiment)
+    signals = processes.Signals(mesh)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         if net.config.lora is not None:
@@ -305,10 +310,13 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
 
     # The run's folder decides what the other flags change.
     flags = given_flags(rest, SHORT_NAMES)
-    where, resume = flags.get("--run"), flags.get("--resume")
+    where = flags.get("--run")
+    resume = flags.get("--resume")
     named = list(arguments[:1]) == [name] or where is None
     folder = RunFolder(user_path(Path("runs") / name if where is None else where))
-    preset, before, notes = EXPERIMENTS[name], None, list[str]()
+    preset = EXPERIMENTS[name]
+    before = None
+    notes = list[str]()
     prog = f"train.py {name}" if named or not folder.holds_run() else f"train.py --run {folder.path}"
     if folder.holds_run() and resume in (None, "auto"):
         before = folder.read_config()
@@ -329,8 +337,10 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     experiment = ExperimentConfig(**{field: getattr(options, field) for field in vars(preset.config)})
     if before is None and experiment.init is None:
         experiment = dataclasses.replace(experiment, data=with_own_tokenizer(experiment.data, rest))
-    told = "--track needs trackio; pip install '.[track]' adds it, or leave it out"
-    require(options.track is None or find_spec("trackio") is not None, told)
+    require(
+        options.track is None or find_spec("trackio") is not None,
+        "--track needs trackio; pip install '.[track]' adds it, or leave it out",
+    )
     if options.report:
         _require_report(folder, before, experiment)
     if before is None and not named:
@@ -434,6 +444,5 @@ def choose_experiment(arguments: Sequence[str], default: str, usage: str) -> tup
         listed = [f"  {name:<{width}}  {experiment.description}" for name, experiment in EXPERIMENTS.items()]
         print(as_called(usage).format(experiments="\n".join(listed)))
         raise SystemExit(0)
-    if name not in EXPERIMENTS:
-        raise InputError(f"there is no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
+    require(name in EXPERIMENTS, f"there is no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
     return name, rest

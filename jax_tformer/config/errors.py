@@ -52,7 +52,8 @@ class FieldError(InputError):
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field} {problem}")
-        self.field, self.problem = field, problem
+        self.field = field
+        self.problem = problem
 
 
 class TrainingFailed(RuntimeError):

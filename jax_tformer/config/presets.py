@@ -16,7 +16,9 @@ from jax_tformer.config.experiment import (
     TrainingConfig,
 )
 
-_GPT2_VOCABULARY, _BERT_VOCABULARY, _WMT_VOCABULARY = 50257, 30522, 37000
+_GPT2_VOCABULARY = 50257
+_BERT_VOCABULARY = 30522
+_WMT_VOCABULARY = 37000
 
 # "Transformers from Scratch" (the article): d_model 6, 2 heads, hidden 12, one layer, dropout 0.1, GPT-2 tokens.
 _ARTICLE_STACK = StackConfig(

@@ -121,7 +121,8 @@ def make_date_pair(rng: np.random.Generator, held_out: bool, fraction: float) ->
     The day alone decides whether it is among the `fraction` that is held out, so training pairs never show a held-out
     day. All formats are equally probable.
     """
-    days, formats = _days(fraction)[held_out], date_formats()
+    days = _days(fraction)[held_out]
+    formats = date_formats()
     day, way = divmod(int(rng.integers(len(days) * len(formats))), len(formats))
     return formats[way].write(days[day]), days[day].isoformat()
 

@@ -129,7 +129,8 @@ def training_batches(source: Source, training: TrainingConfig, rows: np.ndarray)
     def make(number: int, generator: np.random.Generator) -> Batch:
         which, number = choose(number, [shape.share for shape in source.shapes], seed)
         size, parts, _ = source.shapes[which]
-        mine, shares = _rows_of(size, training, rows), [part.share for part in parts]
+        mine = _rows_of(size, training, rows)
+        shares = [part.share for part in parts]
         drawn = (choose(number * size + int(row), shares, seed) for row in mine)
         chosen = [(of, permute(count, parts[of].train.count, seed)[1]) for of, count in drawn]
         return source.finish(_gather([part.train for part in parts], np.array(chosen)), generator, mine, size)
@@ -145,9 +146,11 @@ def evaluation_batches(source: Source, training: TrainingConfig, rows: np.ndarra
     full = np.cumsum([-(-sum(part.held_out.count for part in parts) // size) for size, parts, _ in source.shapes])
     wanted = min(training.evaluate_batches, full[-1])
     ends = np.searchsorted(np.arange(wanted) * full[-1] // wanted, full)
-    generator, made = np.random.default_rng(0), list[Batch]()
+    generator = np.random.default_rng(0)
+    made = list[Batch]()
     for (size, parts, _), batches in zip(source.shapes, np.diff(ends, prepend=0), strict=True):
-        mine, shares = _rows_of(size, training, rows), sum(part.share for part in parts)
+        mine = _rows_of(size, training, rows)
+        shares = sum(part.share for part in parts)
         chosen = np.array(
             [
                 (of, item)

@@ -123,11 +123,17 @@ class Blocks(Iterable[bytes]):
             raise InputError(f"{self.path} is damaged or cannot be read ({told}); restore it; then go on") from error
 
     def _read(self) -> Iterator[bytes]:
-        path, decoder, at, held, empty, block = self.path, getincrementaldecoder("utf-8")(), 0, b"", True, b"begun"
+        path = self.path
+        decoder = getincrementaldecoder("utf-8")()
+        at = 0
+        held = b""
+        empty = True
+        block = b"begun"
         with _opened(path) as file:
             while block:
                 block = file.read(_BLOCK)
-                nul, before = block.find(b"\0"), at - len(decoder.getstate()[0])
+                nul = block.find(b"\0")
+                before = at - len(decoder.getstate()[0])
                 require(nul < 0, f"{path} is binary: a NUL byte at byte {at + nul:,}; expected UTF-8 text")
                 try:
                     decoder.decode(block, final=not block)
@@ -138,7 +144,8 @@ class Blocks(Iterable[bytes]):
                 # Half of a line end waits for the other.
                 held = b"\r" if block and text.endswith(b"\r") else b""
                 text = text.removesuffix(held).replace(b"\r\n", b"\n")
-                at, empty = at + len(block), empty and not text.strip()
+                at = at + len(block)
+                empty = empty and not text.strip()
                 yield text
         require(not empty, f"{path} is empty; expected text")
 
@@ -185,8 +192,10 @@ def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, s
             raise InputError(f"{where}: not JSON ({error}); expected one JSON object a line") from error
         for field in fields:
             wanted = " and ".join(f'"{name}"' for name in fields)
-            told = f'{where}: no text under "{field}"; expected an object with a string under {wanted}'
-            require(isinstance(record, dict) and isinstance(record.get(field), str), told)
+            require(
+                isinstance(record, dict) and isinstance(record.get(field), str),
+                f'{where}: no text under "{field}"; expected an object with a string under {wanted}',
+            )
             try:
                 record[field].encode()
             except UnicodeEncodeError as error:  # JSON escapes can spell half of a surrogate pair
@@ -228,10 +237,14 @@ def _read_parquet(path: Path, column: str) -> Iterator[str | None]:
     try:
         with closing(arrow.parquet.ParquetFile(path)) as file:
             kinds = dict(zip(file.schema_arrow.names, map(str, file.schema_arrow.types), strict=True))
-            told = f"{path} has the columns {', '.join(kinds)}; expected {column!r} among them: --data.column NAME"
-            require(column in kinds, told)
-            told = f"{path}: the column {column!r} holds {kinds[column]}; expected text; name another --data.column"
-            require(kinds[column] in ("string", "large_string", "string_view"), told)
+            require(
+                column in kinds,
+                f"{path} has the columns {', '.join(kinds)}; expected {column!r} among them: --data.column NAME",
+            )
+            require(
+                kinds[column] in ("string", "large_string", "string_view"),
+                f"{path}: the column {column!r} holds {kinds[column]}; expected text; name another --data.column",
+            )
             for batch in file.iter_batches(1024, columns=[column]):
                 yield from batch[0].to_pylist()
     except (arrow.ArrowException, OSError) as error:
@@ -304,13 +317,15 @@ def load_text(data: TextData) -> Text:
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
     written = (b"".join(document.blocks) for document in _documents(data) if not document.is_empty)
-    first, second = next(written, None), next(written, None)
+    first = next(written, None)
+    second = next(written, None)
     if first is None:
         raise InputError(f"{data.path} holds no text; expected at least one document that is not empty")
     if second is None:
         return Text(memoryview(first), [len(first)])
     # Joined in one array, so that the text is in memory only once.
-    text, ends = bytearray(), list[int]()
+    text = bytearray()
+    ends = list[int]()
     for document in chain([first, second], written):
         text += b"\n\n" * bool(ends) + document.strip(b"\n")
         ends.append(len(text))
@@ -361,10 +376,10 @@ def pair_files(data: PairData) -> list[Path]:
     path = user_path(data.path)
     if data.target_path is not None:
         return [path, user_path(data.target_path)]
-    if kind_of(path) not in (".tsv", ".jsonl"):
-        raise InputError(
-            f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path"
-        )
+    require(
+        kind_of(path) in (".tsv", ".jsonl"),
+        f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path",
+    )
     return [path]
 
 
@@ -375,7 +390,9 @@ class Rows(Sequence[T], Generic[T]):
     """
 
     def __init__(self, rows: Iterable[bytes], read: Callable[[memoryview], T]) -> None:
-        self._content, ends, self._read = bytearray(), array("q", [0]), read
+        self._content = bytearray()
+        ends = array("q", [0])
+        self._read = read
         for row in rows:
             self._content += row
             ends.append(len(self._content))
@@ -469,16 +486,20 @@ class StoredIds:
     def __getitem__(self, part: slice) -> np.ndarray:
         """Reads some ids; raises InputError if a file has become shorter or is gone."""
         begin, end, _ = part.indices(len(self))
-        first, missing, found = self.start + begin, max(0, end - begin), [np.empty(0, np.uint8)]
+        first = self.start + begin
+        missing = max(0, end - begin)
+        found = [np.empty(0, np.uint8)]
         for path, kind, offset, size in self.files:
             if missing and first < size:
-                count, mend = min(missing, size - first), f"{_MEND}; then the same command continues the run"
+                count = min(missing, size - first)
+                mend = f"{_MEND}; then the same command continues the run"
                 try:
                     found.append(np.fromfile(path, kind, count, offset=offset + first * kind.itemsize))
                 except OSError as error:
                     raise InputError(f"{path} cannot be read any more ({error.strerror}); {mend}") from error
                 require(len(found[-1]) == count, f"{path} has become shorter since the start; {mend}")
-                missing, first = missing - count, first + count
+                missing = missing - count
+                first = first + count
             first -= size
         return np.concatenate(found)
 
@@ -511,15 +532,18 @@ def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:
     written with another tokenizer.
     """
     paths = shard_files(data)
-    manifest, files = read_manifest(paths[0].parent), [find_ids(path) for path in paths]
+    manifest = read_manifest(paths[0].parent)
+    files = [find_ids(path) for path in paths]
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(digest, paths))
     if manifest is not None:
         _check_own(paths, manifest, tokenizer)
     held_out = [file for file in files if _HELD_OUT.search(file.path.stem)]
     train = [file for file in files if file not in held_out]
-    told = "all shards are held out by their names; expected some without val, valid, validation or test in the name"
-    require(bool(train), told)
+    require(
+        bool(train),
+        "all shards are held out by their names; expected some without val, valid, validation or test in the name",
+    )
     ends = [sum(file.size for file in part) for part in (train, held_out)]
     start = int(ends[0] * (1 - data.held_out))
     whole = StoredIds(train, 0, ends[0]), StoredIds(held_out, 0, ends[1])
@@ -547,7 +571,9 @@ def find_ids(path: Path) -> TokenFile:
     Raises InputError if the file has not the size that its header or index says.
     """
     check_file(path)
-    size, header, index = path.stat().st_size, np.fromfile(path, "<i4", 3), path.with_suffix(".idx")
+    size = path.stat().st_size
+    header = np.fromfile(path, "<i4", 3)
+    index = path.with_suffix(".idx")
     if index.exists():
         found = TokenFile(path, *_read_index(index))
     elif size >= HEADER_BYTES and int(header[0]) in FORMATS:
@@ -569,7 +595,8 @@ def _read_index(path: Path) -> "tuple[np.dtype[Any], int, int]":
     # NumPy takes the zeros at the end off.
     known = (bytes(mark), int(version)) == (b"MMIDIDX", 1) and int(kind) in _INDEX_TYPES
     require(known, f"{path} is no index of Megatron, version 1, of whole numbers, as expected beside a .bin; {_MEND}")
-    size, least = path.stat().st_size, _INDEX.itemsize + 12 * int(rows) + 8 * int(texts)
+    size = path.stat().st_size
+    least = _INDEX.itemsize + 12 * int(rows) + 8 * int(texts)
     require(size >= least, f"{path} is damaged: it has {size:,} bytes; expected {least:,}; {_MEND}")
     lengths = np.fromfile(path, "<i4", int(rows), offset=_INDEX.itemsize)
     return np.dtype(_INDEX_TYPES[int(kind)]), 0, int(lengths.sum(dtype=np.int64))
@@ -585,8 +612,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     """Reads the manifest of a folder of shards; None if others wrote them. Raises InputError if it is damaged."""
     path = folder / MANIFEST
     if not path.exists():
-        told = f"{path} is missing; expected it beside shards and tokenizer.json; tokenize again, which goes on"
-        require(not (folder / "tokenizer.json").exists(), told)
+        require(
+            not (folder / "tokenizer.json").exists(),
+            f"{path} is missing; expected it beside shards and tokenizer.json; tokenize again, which goes on",
+        )
         return None
     values = read_json(path)
     intact = isinstance(values, dict) and values.get("checksum") == seal(values)
@@ -596,7 +625,8 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
 
 def _check_own(paths: Sequence[Path], manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
     """Raises InputError unless the files of a folder are those of its manifest, and the ids those of `tokenizer`."""
-    folder, files = paths[0].parent, manifest["files"]
+    folder = paths[0].parent
+    files = manifest["files"]
     strange = [str(path) for path in paths if path.name not in files]
     require(not strange, f"{MANIFEST} does not name {shortened(strange)}; expected its own shards alone; move it")
     for name, expected in files.items():

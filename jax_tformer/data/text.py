@@ -40,7 +40,8 @@ def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) 
         return _packed(data, training, tokenizer)
     if data.source == "modular-addition":
         return _equations(data, training, tokenizer)
-    masks, framing = isinstance(data, MaskedTextData), tokenizer.framing
+    masks = isinstance(data, MaskedTextData)
+    framing = tokenizer.framing
     # Every window of a checkpoint's tokenizer is framed, like the texts that the checkpoint has read.
     around = framing if masks and framing else Framing((), ())
     start = () if tokenizer.start_id is None else (tokenizer.start_id,)
@@ -51,7 +52,8 @@ def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) 
         inside > 0,
         f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window",
     )
-    corpus, parts = read_corpus(data, tokenizer, first), list[Items]()
+    corpus = read_corpus(data, tokenizer, first)
+    parts = list[Items]()
     for name, ids, stride in (("training", corpus.train, data.stride), ("held-out", corpus.held_out, inside)):
         require(
             len(ids) >= inside + (not masks),
@@ -83,14 +85,18 @@ class Masking:
     """
 
     def __init__(self, data: MaskedTextData, tokenizer: Tokenizer, around: Framing) -> None:
-        self._fraction, self._mask_id = data.masked, tokenizer.require("mask", "to mask text with")
+        self._fraction = data.masked
+        self._mask_id = tokenizer.require("mask", "to mask text with")
         self._ordinary_ids = tokenizer.ordinary_ids
-        self._before, self._after = around.before, around.after
+        self._before = around.before
+        self._after = around.after
 
     def __call__(self, batch: Batch, generator: np.random.Generator, rows: np.ndarray, of: int) -> Batch:
         """Masks the `rows`, int[R], of a batch `of` B: see `Finish`."""
-        original, length = batch["tokens"], batch["tokens"].shape[1]
-        order, fate = generator.random((of, length))[rows], generator.random((of, length))[rows]
+        original = batch["tokens"]
+        length = batch["tokens"].shape[1]
+        order = generator.random((of, length))[rows]
+        fate = generator.random((of, length))[rows]
         chosen = order.argsort(axis=1) < max(1, round(self._fraction * length))
         tokens = np.where(chosen & (fate < 0.8), np.int32(self._mask_id), original)
         random_ids = generator.choice(self._ordinary_ids, (of, length))[rows]
@@ -106,16 +112,20 @@ class Masking:
 def _packed(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> Source:
     """Makes rows of documents; raises InputError if nothing says where they begin, or if they fill no row."""
     assert data.packing is not None
-    length, separator = data.context_length, tokenizer.separator
+    length = data.context_length
+    separator = tokenizer.separator
     require(
         bool(separator),
         "the tokenizer has neither a start nor an end token, so that nothing says where documents begin; expected one; "
         "leave --data.packing out, or use another tokenizer",
     )
-    corpus, made, notes = read_corpus(data, tokenizer, separator), list[Items](), list[str]()
+    corpus = read_corpus(data, tokenizer, separator)
+    made = list[Items]()
+    notes = list[str]()
     for name, ids in (("training", corpus.train), ("held-out", corpus.held_out)):
         begins, sizes = find_documents(ids, separator[0], closes=separator[0] == tokenizer.end_id)
-        tokens, documents = int(sizes.sum()), f"{len(sizes):,} documents"
+        tokens = int(sizes.sum())
+        documents = f"{len(sizes):,} documents"
         require(
             tokens >= length,
             f"the {documents} of the {name} part have {tokens:,} tokens; expected at least {length:,}, for one row; "
@@ -123,7 +133,8 @@ def _packed(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> S
         )
         packs = pack(begins, sizes, length, data.packing)
         made.append(packed_rows(ids, packs, length, (tokenizer.pad_id or 0) if data.packing == "best_fit" else None))
-        held, inside = int(packs.sizes.sum()), int((~np.isin(packs.begins, begins)).sum())
+        held = int(packs.sizes.sum())
+        inside = int((~np.isin(packs.begins, begins)).sum())
         notes.append(
             f"{name} part, packed by {data.packing}: {documents} in {len(packs):,} rows of {length}; "
             f"{1 - held / len(packs) / length:.1%} of the places are padding, {1 - held / tokens:.1%} of the tokens "
@@ -181,7 +192,9 @@ def _concatenate(begins: np.ndarray, sizes: np.ndarray, length: int) -> Packed:
 
 def _crop(begins: np.ndarray, sizes: np.ndarray, length: int) -> Packed:
     """Begins each row with a document, and leaves out what of the last one does not fit."""
-    ends, last, full = np.cumsum(sizes), list[int](), [length]
+    ends = np.cumsum(sizes)
+    last = list[int]()
+    full = [length]
     while full[-1] <= ends[-1]:
         last.append(int(np.searchsorted(ends, full[-1])))
         full.append(int(ends[last[-1]]) + length)
@@ -199,8 +212,10 @@ def _best_fit(begins: np.ndarray, sizes: np.ndarray, length: int) -> Packed:
     parts = -(-sizes // length)
     document = np.repeat(np.arange(len(sizes)), parts)
     done = length * (np.arange(len(document)) - np.repeat(np.cumsum(parts) - parts, parts))
-    begins, sizes = begins[document] + done, np.minimum(sizes[document] - done, length)
-    row_of, rows = np.zeros(len(sizes), np.int64), 0
+    begins = begins[document] + done
+    sizes = np.minimum(sizes[document] - done, length)
+    row_of = np.zeros(len(sizes), np.int64)
+    rows = 0
     for first in range(0, len(sizes), _TOGETHER):
         room = list[tuple[int, int]]()
         together = sizes[first : first + _TOGETHER]
@@ -210,7 +225,9 @@ def _best_fit(begins: np.ndarray, sizes: np.ndarray, length: int) -> Packed:
             if at < len(room):
                 left, row = room.pop(at)
             else:
-                left, row, rows = length, rows, rows + 1
+                left = length
+                row = rows
+                rows = rows + 1
             row_of[first + piece] = row
             insort(room, (left - size, row))
     order = np.argsort(row_of, kind="stable")
@@ -234,9 +251,11 @@ def packed_rows(ids: Ids, packs: Packs, length: int, pad_id: int | None) -> Item
     def read(numbers: np.ndarray) -> Batch:
         tokens, labels, segments = (np.full((len(numbers), length), x, np.int32) for x in (pad_id or 0, IGNORED, 0))
         for row, number in enumerate(numbers):
-            pieces, at = range(packs.rows[number], packs.rows[number + 1]), 0
+            pieces = range(packs.rows[number], packs.rows[number + 1])
+            at = 0
             for segment, piece in enumerate(pieces, 1):
-                begin, size = packs.begins[piece], packs.sizes[piece]
+                begin = packs.begins[piece]
+                size = packs.sizes[piece]
                 found, there = ids[begin : begin + size + 1], slice(at, at := at + size)
                 tokens[row, there], labels[row, there], segments[row, there] = found[:-1], found[1:], segment
         batch = {"tokens": tokens, "labels": labels, "segments": segments}
@@ -247,7 +266,8 @@ def packed_rows(ids: Ids, packs: Packs, length: int, pad_id: int | None) -> Item
 
 def _equations(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> Source:
     """Makes rows of equations without their last word, which is the only label."""
-    text, length = load_text(data).content, data.context_length
+    text = load_text(data).content
+    length = data.context_length
     equations = str(text, "utf-8").splitlines()
     encoded = tokenizer.encode_batch(equations)
     require(
@@ -255,7 +275,8 @@ def _equations(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -
         f"context_length is {length} and the tokenizer {data.tokenizer.kind!r}; expected 4 and 'words', because "
         "of an equation's five words the last one is predicted",
     )
-    ids, held_out = np.stack(encoded), held_out_items(equations, data.held_out)
+    ids = np.stack(encoded)
+    held_out = held_out_items(equations, data.held_out)
 
     def items(chosen: np.ndarray) -> Items:
         def read(numbers: np.ndarray) -> Batch:
@@ -276,7 +297,8 @@ def read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> C
     text, ends = load_text(data)
     parts = [[part] for part in split_text(text, data.held_out)]
     if data.packing is not None:
-        cut, starts = len(parts[0][0]), [0, *(end + 2 for end in ends[:-1])]
+        cut = len(parts[0][0])
+        starts = [0, *(end + 2 for end in ends[:-1])]
         spans = [*zip(starts, ends, strict=True)]
         parts[0] = [text[start : min(end, cut)] for start, end in spans if start < cut]
         parts[1] = [text[max(start, cut) : end] for start, end in spans if end > cut]

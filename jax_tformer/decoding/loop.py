@@ -104,7 +104,8 @@ def _begin(
     The history has room for as many new tokens, and is None where the rules do not look back.
     """
     logits, cache = prefill(net, params, prompts, cache_length)
-    rows, history = jnp.repeat(jnp.arange(len(prompts.tokens)), count), None
+    rows = jnp.repeat(jnp.arange(len(prompts.tokens)), count)
+    history = None
     if rules.look_back:
         own = prompts.tokens[rows], prompts.mask[rows]
         source = own if prompts.source is None else (prompts.source[0][rows], prompts.source[1][rows])
@@ -165,7 +166,8 @@ def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> 
 
 def prefill(net: DecoderTransformer, params: Params, prompts: Prompts, cache_length: int) -> tuple[Array, Cache]:
     """Returns the logits after the prompts, `[B, V]`, and a cache of `cache_length` slots that holds the prompts."""
-    model, (tokens, mask, source, _) = net.bind(params), split_rows(prompts, len(prompts.tokens))
+    model = net.bind(params)
+    tokens, mask, source, _ = split_rows(prompts, len(prompts.tokens))
     batch, length = tokens.shape
     # The cache grows afterwards, so that the prompt attends only to itself and not to empty slots.
     if isinstance(model, DecoderOnly):
@@ -280,7 +282,8 @@ def start_search(
 
     The cache has `cache_length` slots. No sequence gets more than `room` tokens (M).
     """
-    batch, width = len(prompts.tokens), rules.num_beams
+    batch = len(prompts.tokens)
+    width = rules.num_beams
     logits, cache, history = _begin(net, rules, params, prompts, width, cache_length, room)
     nothing = Sequences(
         jnp.full((batch, width, room), rules.end_ids[0], jnp.int32),
@@ -339,7 +342,9 @@ def _spread(state: StateOrBeams) -> StateOrBeams:
 
 def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> Beams:
     """Returns the beams with one more token."""
-    limits, history, running = beams.limits, beams.history, beams.running
+    limits = beams.limits
+    history = beams.history
+    running = beams.running
     batch, width, vocabulary = logits.shape
     broken = jnp.isnan(logits).any((1, 2)) & ~beams.closed
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
@@ -349,7 +354,8 @@ def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> 
         log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
     total = (running.scores[:, :, None] + log_probabilities).reshape(batch, -1)
     scores, best = jax.lax.top_k(total, min(max(2, 1 + len(rules.end_ids)) * width, total.shape[1]))
-    origins, token = best // vocabulary, (best % vocabulary).astype(jnp.int32)
+    origins = best // vocabulary
+    token = (best % vocabulary).astype(jnp.int32)
     length = beams.length + 1
     longer = running.take(origins)
     longer = Sequences(longer.tokens.at[:, :, beams.length].set(token), longer.lengths + 1, scores, longer.exist)

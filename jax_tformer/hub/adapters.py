@@ -23,7 +23,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from jax_tformer.config import LoraConfig, LoraTarget
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import (
     from_dict,
     new_folder,
@@ -40,7 +40,9 @@ from jax_tformer.hub.folder import open_file
 from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, require_fit, slots, to_reference
 from jax_tformer.lora import join_adapters, split_adapters, without_adapters
 
-CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
 _KEY = "jax_tformer.lora"
 _CHANGE_NOTHING = {
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out"),
@@ -139,14 +141,14 @@ def load_adapters(
     path = user_path(folder)
     if net.config.lora is not None:
         raise InputError("the model has adapters already; expected one without, as merge_lora returns")
-    if not (path / CONFIG).exists():
-        raise InputError(f"{path} has no {CONFIG}; expected a folder that PEFT's save_pretrained wrote")
-    if not (path / WEIGHTS).exists() and (path / PICKLE).exists():
-        raise InputError(
-            f"{path} holds {PICKLE} and no {WEIGHTS}; such files can run code when they are read, so they are not; "
-            "where you trust it, let PEFT write it again with safe_serialization=True"
-        )
-    said, layout = _read_config(path / CONFIG), _layout(net, architecture)
+    require((path / CONFIG).exists(), f"{path} has no {CONFIG}; expected a folder that PEFT's save_pretrained wrote")
+    require(
+        (path / WEIGHTS).exists() or not (path / PICKLE).exists(),
+        f"{path} holds {PICKLE} and no {WEIGHTS}; such files can run code when they are read, so they are not; "
+        "where you trust it, let PEFT write it again with safe_serialization=True",
+    )
+    said = _read_config(path / CONFIG)
+    layout = _layout(net, architecture)
     arrays = {name: read(tensor) for name, tensor in open_file(path, WEIGHTS).items()}
     try:
         found = modules(layout)
@@ -180,7 +182,8 @@ def _written(
 
     `inputs_first`: whether their weights are transposed, as in GPT-2.
     """
-    rank, others = min(ranks.values()), set(names) - ranks.keys()
+    rank = min(ranks.values())
+    others = set(names) - ranks.keys()
     wider = {name: size for name, size in ranks.items() if size != rank}
     patterns = {shortest(name, set(names) - wider.keys()): size for name, size in wider.items()}
 
@@ -255,10 +258,13 @@ def _read(
         return own, read_adapters(found, theirs, own)
     targets = {part.split(".")[-1] for name in theirs for part in found[name].parts}
     for what, values in (("ranks", set(ranks.values())), ("alphas", set(alphas.values()))):
-        if len(values) > 1:
-            raise InputError(f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules")
+        require(
+            len(values) <= 1, f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules"
+        )
     ordered: Any = tuple(target for target in get_args(LoraTarget) if target in targets)
-    rank, alpha, dropout = ranks.popitem()[1], alphas.popitem()[1], float(said.get("lora_dropout") or 0.0)
+    rank = ranks.popitem()[1]
+    alpha = alphas.popitem()[1]
+    dropout = float(said.get("lora_dropout") or 0.0)
     return LoraConfig(rank, alpha, ordered, dropout, stabilized), read_adapters(found, theirs, None)
 
 
@@ -307,7 +313,8 @@ def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) 
         if len(adapted) == len(module.parts) and all(other.tobytes() == first.tobytes() for other in others):
             theirs[name] = first, module.fuse(bs.values())
             continue
-        rank, a = len(first), np.concatenate([first, *others])
+        rank = len(first)
+        a = np.concatenate([first, *others])
         wide = {part: np.zeros((len(bs[adapted[0]]), len(a)), a.dtype) for part in module.parts}
         for number, part in enumerate(adapted):
             wide[part][:, number * rank : (number + 1) * rank] = bs[part]

@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 from flax import serialization, traverse_util
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.files import user_path
 from jax_tformer.functional import AnyTransformer, Params
@@ -16,7 +16,8 @@ from jax_tformer.hub.folder import STORED, inside, read_index, read_origin
 from jax_tformer.hub.names import View
 from jax_tformer.hub.pretrained import assembled, matching_tokenizer
 
-FLAX, FLAX_INDEX = "flax_model.msgpack", "flax_model.msgpack.index.json"
+FLAX = "flax_model.msgpack"
+FLAX_INDEX = "flax_model.msgpack.index.json"
 _DAMAGES = (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException, RecursionError, MemoryError)
 """What the parser and NumPy raise for bytes that are no arrays."""
 
@@ -28,8 +29,7 @@ def load_flax(folder: str | Path) -> tuple[AnyTransformer, Params, Tokenizer | N
     file as well, since msgpack is read whole. Raises InputError as `load_pretrained` does.
     """
     path = user_path(folder)
-    if not path.is_dir():
-        raise InputError(f"{path} is no folder; expected one with config.json and {FLAX}")
+    require(path.is_dir(), f"{path} is no folder; expected one with config.json and {FLAX}")
     origin = read_origin(path)
     named = origin.config.get("architectures")
     if isinstance(named, list):
@@ -57,8 +57,7 @@ def flax_weights(folder: Path) -> dict[str, View]:
                 raise InputError(f"{path} holds {kind} where an array of floats should be ({where}); restore it")
             *module, leaf = name.strip("/").split("/")
             called = ".".join((*module, "weight" if leaf in ("kernel", "scale", "embedding") else leaf))
-            if called in weights:
-                raise InputError(f"{path} holds {called} twice; expected every array once")
+            require(called not in weights, f"{path} holds {called} twice; expected every array once")
             weights[called] = array.T if leaf == "kernel" else array
     return weights
 
@@ -66,8 +65,10 @@ def flax_weights(folder: Path) -> dict[str, View]:
 def _files(folder: Path) -> list[Path]:
     if (folder / FLAX).exists():
         return [inside(folder, FLAX)]
-    if not (folder / FLAX_INDEX).exists():
-        raise InputError(f"{folder} has neither {FLAX} nor {FLAX_INDEX}; expected the weights of a Flax model")
+    require(
+        (folder / FLAX_INDEX).exists(),
+        f"{folder} has neither {FLAX} nor {FLAX_INDEX}; expected the weights of a Flax model",
+    )
     return [inside(folder, file) for file in sorted(set(read_index(folder, FLAX_INDEX, ".msgpack").values()))]
 
 

@@ -26,7 +26,7 @@ from numpy.typing import ArrayLike
 from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import from_dict, parse_json, to_dict
 from jax_tformer.functional import Params, transformer
 from jax_tformer.model.parameters import axes_of, is_vector
@@ -74,7 +74,8 @@ def blocks(region: Region, itemsize: int) -> list[Region]:
     if not region or not math.prod(extents):
         return [] if region else [region]
     step = max(1, _BLOCK // (math.prod(extents[1:]) * itemsize))
-    start, stop = region[0].start, region[0].stop
+    start = region[0].start
+    stop = region[0].stop
     return [(slice(begin, min(begin + step, stop)), *region[1:]) for begin in range(start, stop, step)]
 
 
@@ -94,7 +95,8 @@ class Rearranged:
     """
 
     def __init__(self, source: View, axes: str, sizes: Mapping[str, int] | None = None) -> None:
-        self._source, self.dtype = source, source.dtype
+        self._source = source
+        self.dtype = source.dtype
         self._before, self._after = map(_groups, axes.split("->"))
         self._sizes = dict(sizes or {})
         misfit = ValueError(f"{axes!r} with {self._sizes} does not fit the shape {list(source.shape)}")
@@ -113,14 +115,16 @@ class Rearranged:
     def __getitem__(self, region: Region) -> np.ndarray:
         wanted: dict[str, slice] = {}
         held: dict[str, slice] = {}
-        outer, cropped = [], []
+        outer = []
+        cropped = []
         for group, part in zip(self._after, region, strict=True):
             ends = [np.unravel_index(index, self._lengths(group)) for index in (part.start, part.stop - 1)]
             ranges, span = self._cover(group, *ends)
             wanted |= ranges
             cropped.append(_within(part, span))
         for group in self._before:
-            first, last = [wanted[name].start for name in group], [wanted[name].stop - 1 for name in group]
+            first = [wanted[name].start for name in group]
+            last = [wanted[name].stop - 1 for name in group]
             ranges, span = self._cover(group, first, last)
             held |= ranges
             outer.append(span)
@@ -167,7 +171,8 @@ class Stacked:
 
     def __init__(self, sources: Sequence[View]) -> None:
         self._sources = sources
-        self.shape, self.dtype = (len(sources), *sources[0].shape), sources[0].dtype
+        self.shape = (len(sources), *sources[0].shape)
+        self.dtype = sources[0].dtype
 
     def __getitem__(self, region: Region) -> np.ndarray:
         return np.stack([source[region[1:]] for source in self._sources[region[0]]])
@@ -177,8 +182,10 @@ class Part:
     """One entry along the first axis of a view."""
 
     def __init__(self, source: View, index: int) -> None:
-        self._source, self._index = source, index
-        self.shape, self.dtype = source.shape[1:], source.dtype
+        self._source = source
+        self._index = index
+        self.shape = source.shape[1:]
+        self.dtype = source.dtype
 
     def __getitem__(self, region: Region) -> np.ndarray:
         return self._source[(slice(self._index, self._index + 1), *region)][0]
@@ -330,7 +337,8 @@ def require_fit(
     optional: Iterable[str] = (),
 ) -> None:
     """Raises WeightsError, which lists all differences, unless `given` has the names, `shapes` and `types` expected."""
-    wrong_shapes, wrong_types = [], []
+    wrong_shapes = []
+    wrong_types = []
     for name in given.keys() & shapes.keys():
         if given[name].shape != shapes[name]:
             wrong_shapes.append(f"{name} is {list(given[name].shape)}, expected {list(shapes[name])}")
@@ -375,8 +383,9 @@ def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
         weights: dict[str, np.ndarray] = load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"cannot read weights from {path}: {' '.join(str(error).split())}") from error
-    if CONFIG_KEY not in metadata:
-        raise InputError(f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights")
+    require(
+        CONFIG_KEY in metadata, f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights"
+    )
     try:
         values = parse_json(metadata[CONFIG_KEY])
     except ValueError as error:

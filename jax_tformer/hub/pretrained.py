@@ -19,7 +19,7 @@ from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.files import hub_folder, new_folder, require_new_folder, user_path, write_json
 from jax_tformer.functional import AnyTransformer, Params, transformer
@@ -128,8 +128,9 @@ def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
         if revision is not None:
             raise InputError(f"{path} is a folder, which has no revision; leave it out")
         return path
-    if path.exists():
-        raise InputError(f"{path} is a file; expected its folder, with config.json and the weights as safetensors")
+    require(
+        not path.exists(), f"{path} is a file; expected its folder, with config.json and the weights as safetensors"
+    )
     return hub_folder("model", str(folder_or_name), revision, "revision", [*_HUB_FILES, *TOKENIZER_FILES])
 
 
@@ -138,11 +139,11 @@ def _require_vocabulary(folder: Path, origin: Origin, tokenizer: Tokenizer, rows
 
     Except for special tokens without a role, which are refused where a text has them.
     """
-    if tokenizer.table_rows > rows:
-        raise InputError(
-            f"{folder} has a tokenizer of {tokenizer.table_rows:,} ids and a model of {rows:,}; expected at most as "
-            "many ids as the model's table has rows; is it the tokenizer of another model?"
-        )
+    require(
+        tokenizer.table_rows <= rows,
+        f"{folder} has a tokenizer of {tokenizer.table_rows:,} ids and a model of {rows:,}; expected at most as "
+        "many ids as the model's table has rows; is it the tokenizer of another model?",
+    )
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
         id = origin.config.get(name)
         if type(id) is int and tokenizer.vocab_size <= id < rows:
@@ -163,8 +164,7 @@ def _require_types(folder: Path, types: Mapping[str, str]) -> None:
 
 def _usable(dtype: Dtype) -> Dtype:
     """Returns `dtype`; raises InputError for another name, and for float64 where JAX would make it float32."""
-    if dtype not in get_args(Dtype):
-        raise InputError(f"dtype is {dtype!r}; expected one of {', '.join(get_args(Dtype))}, or None")
+    require(dtype in get_args(Dtype), f"dtype is {dtype!r}; expected one of {', '.join(get_args(Dtype))}, or None")
     try:
         dtype_of(dtype)
     except ValueError as error:
@@ -227,7 +227,8 @@ def save_pretrained(
     are not those of `net` (WeightsError), or if the tokenizer has ids beyond the model's table.
     """
     net, params = merge_lora(net, params)
-    out, most = user_path(folder), parse_size(max_shard_size)
+    out = user_path(folder)
+    most = parse_size(max_shard_size)
     require_new_folder(out)
     if dtype is not None and dtype not in STORED:
         raise InputError(f"dtype is {dtype!r}; expected one of {', '.join(STORED)}, or None")
@@ -400,7 +401,8 @@ class _OnDevices:
 
     def __init__(self, array: jax.Array) -> None:
         self._array = array
-        self.shape, self.dtype = array.shape, np.dtype(array.dtype)
+        self.shape = array.shape
+        self.dtype = np.dtype(array.dtype)
 
     def __getitem__(self, region: Region) -> np.ndarray:
         return np.asarray(self._array[region])
@@ -410,8 +412,10 @@ def _on_host(leaf: Any) -> View:
     """Returns a view of a parameter; raises InputError if it is partly on devices of another process."""
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf)
-    if not leaf.is_fully_addressable:
-        raise InputError("the parameters are spread over processes; expected all in this one; gather them first")
+    require(
+        leaf.is_fully_addressable,
+        "the parameters are spread over processes; expected all in this one; gather them first",
+    )
     devices = list(leaf.devices())
     # The processor's memory is the host's, so nothing is copied.
     return np.asarray(leaf) if len(devices) == 1 and devices[0].platform == "cpu" else _OnDevices(leaf)

@@ -61,7 +61,8 @@ class Attention(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, residual_branches: int) -> None:
         width = config.head_width(stack)
-        model, heads = (config.d_model,), (stack.num_heads, width)
+        model = (config.d_model,)
+        heads = (stack.num_heads, width)
         shared = (stack.key_value_heads or stack.num_heads, width)
         self.query = Linear(model, heads, config, bias=stack.query_bias, target="query")
         self.key = Linear(model, shared, config, bias=stack.key_bias, target="key")
@@ -69,7 +70,8 @@ class Attention(nnx.Module):
         self.output = Linear(
             heads, model, config, bias=stack.output_bias, residual_branches=residual_branches, target="output"
         )
-        normed, scales = stack.query_key_norm, stack.query_key_scale
+        normed = stack.query_key_norm
+        scales = stack.query_key_scale
         self.query_norm = Norm(config, stack, width, scales=scales) if normed else identity
         self.key_norm = Norm(config, stack, width, scales=scales) if normed else identity
         self.scale = 1 / math.sqrt(config.scale_width(stack))

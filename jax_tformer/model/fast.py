@@ -57,7 +57,8 @@ def choose_implementation(
 
     `platform` is JAX's name of the kind of device ("cpu", "gpu", "tpu").
     """
-    width, lengths = query[3], (query[1], key[1])
+    width = query[3]
+    lengths = (query[1], key[1])
     if platform == "cpu" or context_parts() > 1:
         return "blocks"
     if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16) and width % 8 == 0 and width <= 128:
@@ -121,14 +122,16 @@ def attend_in_rows(
     key, value = (x.transpose(0, 2, 1, 3).reshape(-1, slots, width) for x in (key, value))
     groups = query.shape[2] // heads
     apart = query.reshape(batch, -1, heads, groups, width).transpose(0, 2, 3, 1, 4)
-    queries, length = apart.reshape(len(key), groups, -1, width), apart.shape[3]
+    queries = apart.reshape(len(key), groups, -1, width)
+    length = apart.shape[3]
     skips = (mask.causal or mask.window is not None) and isinstance(mask.first, int)
     step = block_length(length) if skips else length
     outputs = []
     for start in range(0, length, step):
         block = range(start, min(start + step, length))
         span = mask.spanned(block, slots)
-        rows, columns = slice(block.start, block.stop), slice(span.start, span.stop)
+        rows = slice(block.start, block.stop)
+        columns = slice(span.start, span.stop)
         part = queries[:, :, rows].reshape(len(key), -1, width)
         scores = jnp.einsum("rtc,rsc->rts", part, key[:, columns], preferred_element_type=accumulator(query.dtype))
         apart_by_head = (scores * scale).reshape(batch, -1, len(block), len(span))
@@ -169,7 +172,8 @@ def share_queries(compute: Attend) -> Attend:
             return jnp.moveaxis(x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :]), axis + devices, 0)
 
         nothing = None, None
-        segments, prefix = mask.segments or nothing, mask.prefix or nothing
+        segments = mask.segments or nothing
+        prefix = mask.prefix or nothing
         asking = *(split(x, 1) for x in (query, segments[0], prefix[0])), split(keep, 2), split(mask.bias, 2)
         answering = key, value, segments[1], prefix[1], mask.is_token
 
@@ -192,7 +196,8 @@ def share_queries(compute: Attend) -> Attend:
             )
             return compute(query, key, value, seen, scale, dropout_rate, keep)[0][None]
 
-        one, all_keys = PartitionSpec("context"), PartitionSpec()
+        one = PartitionSpec("context")
+        all_keys = PartitionSpec()
         on_devices = jax.shard_map(attend_to_all, in_specs=(one, all_keys), out_specs=one, axis_names={"context"})
         found = on_devices(asking, answering)
         return jnp.moveaxis(found, 0, 1 + devices).reshape(query.shape), None
@@ -215,7 +220,8 @@ def attend_by_cudnn(
     simple = mask.prefix is None and mask.segments is None and (mask.window is None or mask.is_token is None)
     causal = mask.causal and simple
     window = None if mask.window is None or not causal else (mask.window - 1, 0)
-    rest, lengths = Mask(is_token=mask.is_token) if causal else mask, (query.shape[1], key.shape[1])
+    rest = Mask(is_token=mask.is_token) if causal else mask
+    lengths = (query.shape[1], key.shape[1])
     allowed = rest.boolean(*lengths)
     allowed = None if allowed is None else jnp.broadcast_to(allowed, (*allowed.shape[:2], *lengths))
     try:
@@ -251,7 +257,9 @@ def attend_by_pallas(
     own heads if the heads divide over the tensor axis, otherwise for all heads. Raises InputError for lengths that the
     kernel cannot take, and for rows that the devices cannot share.
     """
-    lengths, rows, ways = (query.shape[1], key.shape[1]), len(query), _row_parts()
+    lengths = (query.shape[1], key.shape[1])
+    rows = len(query)
+    ways = _row_parts()
     require(
         not any(length % BLOCK for length in lengths),
         f"attention is 'pallas', for lengths that {BLOCK} divides, and these are {lengths[0]} and {lengths[1]}; "
@@ -340,7 +348,8 @@ def multiply_by_rows(
     parts = next((count for count in range(2, 65) if len(matrix) % count == 0), 1)
     if len(x) > FEW_ROWS or parts == 1 or jax.default_backend() != "cpu":
         return jnp.matmul(x, matrix.T, preferred_element_type=dtype)
-    apart, repeated = matrix.reshape(parts, -1, x.shape[1]), jnp.broadcast_to(x, (parts, *x.shape))
+    apart = matrix.reshape(parts, -1, x.shape[1])
+    repeated = jnp.broadcast_to(x, (parts, *x.shape))
     return jnp.einsum("goi,gni->gon", apart, repeated, preferred_element_type=dtype).reshape(-1, len(x)).T
 
 

@@ -97,8 +97,10 @@ class Mask:
         seen = self.boolean(length, slots, rows, columns)
         if seen is not None and self.causal and self.is_token is None:
             # Every row sees itself, so none is empty. Then adding is enough, and costs nothing in the backward pass.
-            zero, never = jnp.zeros((), scores.dtype), jnp.full((), -jnp.inf, scores.dtype)
-            scores, seen = scores + jnp.where(seen, zero, never), None
+            zero = jnp.zeros((), scores.dtype)
+            never = jnp.full((), -jnp.inf, scores.dtype)
+            scores = scores + jnp.where(seen, zero, never)
+            seen = None
         return masked_softmax(scores, seen)
 
 
@@ -140,6 +142,7 @@ def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T 
 
 @masked_softmax.defjvp
 def _masked_softmax_jvp(primals: tuple[Array, Array | None], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
-    weights, (slope, _) = masked_softmax(*primals), tangents
+    weights = masked_softmax(*primals)
+    slope, _ = tangents
     moved = weights * slope
     return weights, moved - weights * moved.sum(-1, keepdims=True)

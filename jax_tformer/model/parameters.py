@@ -137,7 +137,8 @@ class Start:
     size: float
 
 
-ZEROS, ONES = Start("constant", 0.0), Start("constant", 1.0)
+ZEROS = Start("constant", 0.0)
+ONES = Start("constant", 1.0)
 
 
 def parameter(shape: tuple[int, ...], config: TransformerConfig, start: Start) -> nnx.Param[Array]:

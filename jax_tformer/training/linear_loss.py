@@ -66,7 +66,8 @@ def _with_gradients(
     x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: Cap | None
 ) -> tuple[Array, tuple[Array, Array, Array | None]]:
     """Returns the loss, and its gradients by x, table and bias."""
-    high, narrow = accumulator(x.dtype), table.astype(x.dtype)
+    high = accumulator(x.dtype)
+    narrow = table.astype(x.dtype)
 
     def part(rows: Array, targets: Array) -> tuple[Array, Array, tuple[Array, Array]]:
         logits = _logits(rows, narrow, bias, vocabulary, cap)

@@ -130,8 +130,10 @@ def scale_by_adafactor() -> optax.GradientTransformation:
         new = jnp.asarray(steps, jnp.result_type(float)) ** -0.8
 
         def scaled(path: str, grad: Array, param: Array, row: Array, column: Any) -> tuple[Array, Array, Any]:
-            g, p = as_matrix(path, grad), as_matrix(path, param)
-            square, axes = jnp.square(g), -1 if is_vector(path) else (-2, -1)
+            g = as_matrix(path, grad)
+            p = as_matrix(path, param)
+            square = jnp.square(g)
+            axes = -1 if is_vector(path) else (-2, -1)
             if is_vector(path):
                 row = v = (row + new * (square - row)).astype(g.dtype)
             else:
@@ -154,8 +156,10 @@ def scale_by_adafactor() -> optax.GradientTransformation:
 
 def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Combines clipping, the optimizer that `config` names, and the schedule. Decay is decoupled, but for SGD."""
-    rate, decay = learning_rate(config, steps), config.weight_decay
-    decays, falls = optax.add_decayed_weights(decay, decay_mask), optax.scale_by_learning_rate(rate)
+    rate = learning_rate(config, steps)
+    decay = config.weight_decay
+    decays = optax.add_decayed_weights(decay, decay_mask)
+    falls = optax.scale_by_learning_rate(rate)
     adamw = partial(optax.adamw, rate, b1=config.beta1, b2=config.beta2, eps=config.eps, weight_decay=decay)
     match config.name:
         case "adamw":

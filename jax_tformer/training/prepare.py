@@ -37,15 +37,18 @@ _MEASURED = 0.5
 
 def require_room(state: PyTree, mesh: Mesh) -> None:
     """Raises InputError if `state`, abstract and with shardings, does not fit into memory."""
-    asked, device = bytes_per_device(state), mesh.local_devices[0]
+    asked = bytes_per_device(state)
+    device = mesh.local_devices[0]
     if device.platform == "cpu":
         # All devices of this process share the machine's memory.
         asked *= len(mesh.local_devices)
-    mend = (
+    require_memory(
+        asked,
+        "the parameters and the optimizer's state",
         "make the model smaller (--model.d-model, the stacks' --num-layers and --feedforward-width, "
-        "--data.tokenizer.vocab-size), or split it over more devices (--mesh.fsdp, --mesh.tensor)"
+        "--data.tokenizer.vocab-size), or split it over more devices (--mesh.fsdp, --mesh.tensor)",
+        device,
     )
-    require_memory(asked, "the parameters and the optimizer's state", mend, device)
 
 
 def require_room_for_batches(data: TextData | PairData, training: TrainingConfig) -> None:
@@ -117,12 +120,14 @@ def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) ->
 
 def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
     """Describes type, attention and remat in words; `length` is that of the output stack's sequences."""
-    compute, stack = config.compute, config.output_stack
+    compute = config.compute
+    stack = config.output_stack
     attention = compute.attention
     if attention == "auto":
         # As many rows as the mesh splits; every batch has a multiple of them.
         shape = (row_parts(mesh), length, stack.num_heads, config.head_width(stack))
-        platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
+        platform = mesh.devices.flat[0].platform
+        dtype = jnp.dtype(compute.dtype)
         with jax.set_mesh(mesh):
             bias = jnp.zeros((1, 1, 1, 1)) if stack.positions == "relative" else None
             mask = Mask(config.decoder is not None, stack.window, bias=bias, cap=stack.score_cap)
@@ -232,7 +237,8 @@ def training_flops(config: TransformerConfig, batch: int, length: int, source: i
     parameter and token, and for self-attention 12 L H C T S in a row (two products of 2 H C T S forward). What
     softmax, norms, activations and the optimizer take is left out: it does not grow with the widths squared.
     """
-    encoder, decoder = config.encoder, config.decoder
+    encoder = config.encoder
+    decoder = config.decoder
     read = source if decoder is not None else length
     projections = attention = 0
     for path, leaf in parameter_shapes(config).items():
@@ -274,7 +280,8 @@ def product_rate(dtype: str) -> float:
     matrix = jax.device_put(jax.random.normal(jax.random.key(0), (size, size), dtype), devices[0])
     multiply = jax.jit(jnp.matmul)
     jax.block_until_ready(multiply(matrix, matrix))
-    fastest, ends = math.inf, time.perf_counter() + _MEASURED
+    fastest = math.inf
+    ends = time.perf_counter() + _MEASURED
     while (began := time.perf_counter()) < ends:
         jax.block_until_ready(multiply(matrix, matrix))
         fastest = min(fastest, time.perf_counter() - began)

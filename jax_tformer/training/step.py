@@ -70,7 +70,8 @@ def forward(
     capture: bool = False,
 ) -> Outputs:
     """Runs the model on any kind of batch, with the batch's masks, segments and token types."""
-    model, given = net.bind(params), batch.get
+    model = net.bind(params)
+    given = batch.get
     if isinstance(model, EncoderDecoder):
         return model(
             batch["source"],
@@ -102,9 +103,11 @@ def batch_loss(
     dropout_key: Key[Array, ""] | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Returns the summed cross-entropy of a batch in nats, with what `loss` adds, and how many labels count."""
-    model, hidden = net.bind(params), forward(net, params, batch, dropout_key=dropout_key).hidden
+    model = net.bind(params)
+    hidden = forward(net, params, batch, dropout_key=dropout_key).hidden
     assert model.head is not None
-    matrix, bias = model.head.matrix(model.table), None if model.head.bias is None else model.head.bias[...]
+    matrix = model.head.matrix(model.table)
+    bias = None if model.head.bias is None else model.head.bias[...]
     return linear_cross_entropy(hidden, matrix, bias, batch["labels"], loss, net.config.cap)
 
 
@@ -236,8 +239,11 @@ def train_step(
             measured = layer_norms("gradient_norm", grads) | layer_norms("update_norm", updates)
             metrics = metrics._replace(norms=replicate(measured))
         if noise:
-            whole, part, others = jnp.square(metrics.gradient_norm), squares / accumulation, accumulation - 1
-            signal, spread = accumulation * whole - part, len(batch["labels"]) * (part - whole)
+            whole = jnp.square(metrics.gradient_norm)
+            part = squares / accumulation
+            others = accumulation - 1
+            signal = accumulation * whole - part
+            spread = len(batch["labels"]) * (part - whole)
             metrics = metrics._replace(noise=(signal / others, spread / others))
         finite = jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.gradient_norm) & state.finite
         after = jax.tree.map(lambda p, update: jnp.where(finite, p + update, p).astype(p.dtype), before, updates)

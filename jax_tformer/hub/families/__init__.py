@@ -19,7 +19,7 @@ from flax import traverse_util
 from numpy.typing import ArrayLike
 
 from jax_tformer.config import Activation, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import changed_fields, differences, from_dict, to_dict
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import (
@@ -75,7 +75,8 @@ class CannotExpress(InputError):
 
     def __init__(self, message: str, model_type: str, changed: Mapping[str, tuple[Any, Any]]) -> None:
         super().__init__(message)
-        self.model_type, self.changed = model_type, changed
+        self.model_type = model_type
+        self.changed = changed
 
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {"per_layer_config": (None,), "transformers_weights": (None,)}
@@ -241,7 +242,8 @@ def _in_their_words(family: Family, problem: str, flat: Settings) -> str:
     """Returns what our config says is wrong with `flat`, with the names that config.json has for our fields."""
 
     def named(match: re.Match[str]) -> str:
-        ours, value = match[1], match[2]
+        ours = match[1]
+        value = match[2]
         found = {
             setting.said or setting.theirs: [str(flat[path]) for path in setting.paths]
             for setting in family.settings
@@ -278,12 +280,16 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
     # Stand-ins for the arrays that will be written: alike where they hold the same array of ours.
     rows = family.rows(config)
     held = {row.theirs: row.ours for row in rows if row.ours is not None}
-    arrays, config = {name: np.array(ours) for name, ours in held.items()}, canonical(config)
+    arrays = {name: np.array(ours) for name, ours in held.items()}
+    config = canonical(config)
     read = replace(family.adapted(read_settings(family, written), arrays), compute=config.compute)
     if read != config:
         lost = "; ".join(differences(to_dict(read), to_dict(config)))
-        told = f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}"
-        raise CannotExpress(told, family.model_type, changed_fields(to_dict(read), to_dict(config)))
+        raise CannotExpress(
+            f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}",
+            family.model_type,
+            changed_fields(to_dict(read), to_dict(config)),
+        )
     Layout(rows, config)
     return written
 
@@ -301,7 +307,8 @@ def _require_neutral(family: Family, config: Settings) -> None:
 
 def _given(setting: Setting, config: Settings) -> object:
     """Returns the value by either name; None if it has none."""
-    value, other = config.get(setting.theirs), config.get(setting.synonym or "")
+    value = config.get(setting.theirs)
+    other = config.get(setting.synonym or "")
     if value is not None and other is not None and value != other:
         raise InputError(
             f"{setting.theirs} is {value!r} and {setting.synonym} is {other!r} in the Hugging Face config, two names "
@@ -490,8 +497,10 @@ def to_huggingface(architecture: str, config: TransformerConfig, weights: Weight
 
 
 def _family(architecture: str) -> Family:
-    if architecture not in FAMILIES:
-        raise InputError(f"{architecture!r} is not a known Hugging Face class; expected one of {', '.join(FAMILIES)}")
+    require(
+        architecture in FAMILIES,
+        f"{architecture!r} is not a known Hugging Face class; expected one of {', '.join(FAMILIES)}",
+    )
     return FAMILIES[architecture]
 
 

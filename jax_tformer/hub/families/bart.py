@@ -74,7 +74,9 @@ _LAYER = {
 
 
 def _stack(side: str, embedding: str) -> tuple[Row, ...]:
-    theirs, layer, ours = f"model.{side}.", f"model.{side}.layers.*.", f"{side}.blocks.*."
+    theirs = f"model.{side}."
+    layer = f"model.{side}.layers.*."
+    ours = f"{side}.blocks.*."
     return (
         *modules({"embed_positions": "positions", "layernorm_embedding": "norm"}, theirs, f"{embedding}."),
         *modules(ATTENTION, f"{layer}self_attn.", f"{ours}self_attention."),
@@ -100,7 +102,8 @@ def _tables(config: TransformerConfig) -> tuple[str, str]:
 
 def _stacks(config: TransformerConfig) -> tuple[Row, ...]:
     """Returns the rows of all but the head; untied it has three token tables, and `shared` is unused."""
-    (source, target), shared = _tables(config), config.shared_embedding
+    source, target = _tables(config)
+    shared = config.shared_embedding
     return (
         Row("model.shared.weight", source if shared else None, filled=None if shared else source),
         Row("model.encoder.embed_tokens.weight", source),

@@ -110,7 +110,8 @@ def with_or_without_pooler(config: TransformerConfig, weights: Mapping[str, View
 
 def masked_head(theirs: str, config: TransformerConfig) -> tuple[Row, ...]:
     """Returns the rows of a head's projection; an untied one has arrays of its own, and the first bias is unused."""
-    bias, tied = "head.bias", config.tied_head
+    bias = "head.bias"
+    tied = config.tied_head
     return (
         Row(f"{theirs}bias", bias if tied else None, filled=None if tied else bias),
         head(f"{theirs}decoder.weight", config),

@@ -61,7 +61,8 @@ def _flatten(config: Settings) -> dict[str, object]:
     """Works out `rotary_width`, of which they say the part of a head's width that it is."""
     given = rope.rope_object(config, "rope_scaling") or rope.rope_object(config)
     given.setdefault("rope_theta", config.get("rotary_emb_base"))
-    part, width = given.get("partial_rotary_factor", config.get("rotary_pct", 0.25)), _head_width(config)
+    part = given.get("partial_rotary_factor", config.get("rotary_pct", 0.25))
+    width = _head_width(config)
     if not isinstance(part, int | float) or not 0 < part <= 1:
         raise InputError(f"rotary_pct is {part!r} in the Hugging Face config; expected a number above 0, at most 1")
     flat = rope.only_positions(config, rope.flat_rope(given))
@@ -74,14 +75,16 @@ def _flatten(config: Settings) -> dict[str, object]:
 
 
 def _nest(written: Settings) -> dict[str, object]:
-    nested, width = rope.nest(written), _head_width(written)
+    nested = rope.nest(written)
+    width = _head_width(written)
     turned = nested.pop("rotary_width")
     part = 1.0 if turned is None else int(str(turned)) / width
     return {**nested, "rope_parameters": {**rope.nested_rope(written), "partial_rotary_factor": part}}
 
 
 def _rows(config: TransformerConfig) -> tuple[Row, ...]:
-    layer, heads = ("gpt_neox.layers.*.", "decoder.blocks.*."), (("h", config.output_stack.num_heads),)
+    layer = ("gpt_neox.layers.*.", "decoder.blocks.*.")
+    heads = (("h", config.output_stack.num_heads),)
     weights, biases = (
         " ".join(f"decoder.blocks.*.self_attention.{name}.{leaf}" for name in ("query", "key", "value"))
         for leaf in ("weight", "bias")

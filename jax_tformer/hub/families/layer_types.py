@@ -5,7 +5,8 @@ from collections.abc import Callable, Sequence
 from jax_tformer.config.errors import InputError
 from jax_tformer.hub.families import Setting, Settings
 
-WINDOWED, FULL = "sliding_attention", "full_attention"
+WINDOWED = "sliding_attention"
+FULL = "full_attention"
 SETTINGS = (
     Setting("window", "decoder.window", nullable=True, said="sliding_window"),
     Setting("window_layers", "decoder.window_layers", nullable=True),
@@ -18,7 +19,8 @@ def flatten(config: Settings, window: object, layers: int, is_windowed: Callable
 
     Where it does not list the kinds of layers, `is_windowed` tells that of each.
     """
-    given, kinds = config.get("num_hidden_layers"), config.get("layer_types")
+    given = config.get("num_hidden_layers")
+    kinds = config.get("layer_types")
     layers = given if isinstance(given, int) else layers
     if kinds is None:
         flags = [window is not None and is_windowed(layer) for layer in range(layers)]
@@ -49,7 +51,9 @@ def shortest(flags: Sequence[bool]) -> tuple[bool, ...] | None:
 
 def flags_of(written: Settings) -> list[bool]:
     """Returns which layers have the window, by what `flatten` has made."""
-    window, pattern, layers = written["window"], written["window_layers"], int(str(written["num_hidden_layers"]))
+    window = written["window"]
+    pattern = written["window_layers"]
+    layers = int(str(written["num_hidden_layers"]))
     pattern = pattern if isinstance(pattern, tuple | list) else (window is not None,)
     return [bool(pattern[layer % len(pattern)]) for layer in range(layers)]
 

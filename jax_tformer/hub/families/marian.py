@@ -54,7 +54,8 @@ def checked(config: TransformerConfig, weights: Mapping[str, View]) -> Transform
         # The shape comes first: config.json may say any number.
         fits = weights[name].shape == (stack.max_positions, config.d_model)
         if fits:
-            positions, places = np.arange(stack.max_positions)[:, None], np.arange(0, config.d_model, 2)[None]
+            positions = np.arange(stack.max_positions)[:, None]
+            places = np.arange(0, config.d_model, 2)[None]
             angles = positions / stack.position_base ** (places / config.d_model)
             expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
             # float16 and bfloat16 keep three and two digits.

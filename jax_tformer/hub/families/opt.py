@@ -1,7 +1,7 @@
 """The tables of OPT (Zhang et al., 2022), `transformers.OPTForCausalLM`."""
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import require
 from jax_tformer.hub.families import (
     ACTIVATIONS,
     ATTENTION,
@@ -56,13 +56,14 @@ SETTINGS = (
 
 def _flatten(config: Settings) -> dict[str, object]:
     """Works out `final_norm`, which follows from two of their settings."""
-    width, projected = config.get("hidden_size", TEMPLATE.d_model), config.get("word_embed_proj_dim")
-    if projected not in (None, width):
-        raise InputError(
-            f"word_embed_proj_dim is {projected!r} in the Hugging Face config; only hidden_size, {width!r}, "
-            "is supported"
-        )
-    before, removed = config.get("do_layer_norm_before"), config.get("_remove_final_layer_norm")
+    width = config.get("hidden_size", TEMPLATE.d_model)
+    projected = config.get("word_embed_proj_dim")
+    require(
+        projected in (None, width),
+        f"word_embed_proj_dim is {projected!r} in the Hugging Face config; only hidden_size, {width!r}, is supported",
+    )
+    before = config.get("do_layer_norm_before")
+    removed = config.get("_remove_final_layer_norm")
     return {**config, "final_norm": before is not False and removed is not True}
 
 
@@ -73,7 +74,8 @@ def _nest(written: Settings) -> dict[str, object]:
 
 
 def _rows(config: TransformerConfig) -> tuple[Row, ...]:
-    layer, ours = "model.decoder.layers.*.", "decoder.blocks.*."
+    layer = "model.decoder.layers.*."
+    ours = "decoder.blocks.*."
     names = {
         "self_attn_layer_norm": "self_attention_norm",
         "fc1": "feedforward.up",

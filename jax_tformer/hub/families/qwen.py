@@ -22,7 +22,8 @@ def _flatten(config: Settings) -> dict[str, object]:
 
 
 def _nest(written: Settings) -> dict[str, object]:
-    window, flags = written["window"], layer_types.flags_of(written)
+    window = written["window"]
+    flags = layer_types.flags_of(written)
     fields = {"use_sliding_window": window is not None, "sliding_window": window}
     first = flags.index(True) if window is not None else len(flags)
     if window is not None and all(flags[first:]):

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.hub.families import Setting, Settings
 
 PREFIX = "rope_parameters."
@@ -60,12 +60,13 @@ def require_whole(rope: Settings) -> None:
 def only_positions(config: Settings, flat: dict[str, object]) -> dict[str, object]:
     """Returns `flat`; raises InputError if `config` says beside it that the positions before scaling were others."""
     name = "original_max_position_embeddings"
-    above, within = config.get(name), flat.get(f"{PREFIX}{name}", config.get("max_position_embeddings"))
-    if flat[f"{PREFIX}rope_type"] == "llama3" and name in config and above != within:
-        raise InputError(
-            f"{name} is {above!r} in the Hugging Face config, and {within!r} by its rope_parameters, two places of one "
-            "setting; expected one value; remove the wrong one"
-        )
+    above = config.get(name)
+    within = flat.get(f"{PREFIX}{name}", config.get("max_position_embeddings"))
+    require(
+        flat[f"{PREFIX}rope_type"] != "llama3" or name not in config or above == within,
+        f"{name} is {above!r} in the Hugging Face config, and {within!r} by its rope_parameters, two places of one "
+        "setting; expected one value; remove the wrong one",
+    )
     return flat
 
 

@@ -103,7 +103,7 @@ def merge_lora(net: Net, params: "Params") -> tuple[Net, "Params"]:
 def merge(lora: LoraConfig, params: "Params") -> "Params":
     """Returns parameters with the adapters added to their kernels; see `merge_lora`."""
     flat = traverse_util.flatten_dict(params)
-    kernels: dict[Path, Array] = {}
+    kernels = {}
     for path, a in flat.items():
         if is_adapter(path) and path[-1] == "a":
             place = (*path[:-2], "kernel")

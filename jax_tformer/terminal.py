@@ -225,7 +225,7 @@ def _parse_error(message: str, short_names: Sequence[str]) -> str:
         # tyro's order changes from one process to the next.
         named = sorted(name.strip(" '") for name in choices[1].rstrip(",").split(","))
         text = f"{text[: choices.start()]}; expected one of {', '.join(named)}"
-    suggested = list[str]()
+    suggested = []
     if text.startswith("Unrecognized"):
         suggested += difflib.get_close_matches(text.split()[2].partition("=")[0].rstrip(","), short_names, 1, 0.75)
     if "Perhaps you meant:" in lines:

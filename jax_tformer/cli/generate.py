@@ -101,7 +101,7 @@ def generate(options: "GenerateOptions") -> int:
     output = JsonOutput(kind) if options.json else TextOutput(kind, alone=alone)
     watch = Stopwatch()
     tokens = 0
-    answers = list[str]()
+    answers = []
     for batch in batched(prompts, options.batch):
         if isinstance(output, TextOutput) and options.stream:
             with watch.running():
@@ -620,7 +620,7 @@ class Stopwatch:
         """May be entered as often as there is something to time."""
         import jax.monitoring  # imported here, so that texts are checked first
 
-        spans: list[tuple[float, float]] = []
+        spans = []
 
         def listen(event: str, start_time: float, end_time: float, **_: str | int) -> None:
             if event.startswith(_COMPILATION):

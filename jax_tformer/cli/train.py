@@ -316,7 +316,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     folder = RunFolder(user_path(Path("runs") / name if where is None else where))
     preset = EXPERIMENTS[name]
     before = None
-    notes = list[str]()
+    notes = []
     prog = f"train.py {name}" if named or not folder.holds_run() else f"train.py --run {folder.path}"
     if folder.holds_run() and resume in (None, "auto"):
         before = folder.read_config()

@@ -147,7 +147,7 @@ def evaluation_batches(source: Source, training: TrainingConfig, rows: np.ndarra
     wanted = min(training.evaluate_batches, full[-1])
     ends = np.searchsorted(np.arange(wanted) * full[-1] // wanted, full)
     generator = np.random.default_rng(0)
-    made = list[Batch]()
+    made = []
     for (size, parts, _), batches in zip(source.shapes, np.diff(ends, prepend=0), strict=True):
         mine = _rows_of(size, training, rows)
         shares = sum(part.share for part in parts)

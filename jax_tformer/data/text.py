@@ -53,7 +53,7 @@ def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) 
         f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window",
     )
     corpus = read_corpus(data, tokenizer, first)
-    parts = list[Items]()
+    parts = []
     for name, ids, stride in (("training", corpus.train, data.stride), ("held-out", corpus.held_out, inside)):
         require(
             len(ids) >= inside + (not masks),
@@ -120,8 +120,8 @@ def _packed(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> S
         "leave --data.packing out, or use another tokenizer",
     )
     corpus = read_corpus(data, tokenizer, separator)
-    made = list[Items]()
-    notes = list[str]()
+    made = []
+    notes = []
     for name, ids in (("training", corpus.train), ("held-out", corpus.held_out)):
         begins, sizes = find_documents(ids, separator[0], closes=separator[0] == tokenizer.end_id)
         tokens = int(sizes.sum())
@@ -193,7 +193,7 @@ def _concatenate(begins: np.ndarray, sizes: np.ndarray, length: int) -> Packed:
 def _crop(begins: np.ndarray, sizes: np.ndarray, length: int) -> Packed:
     """Begins each row with a document, and leaves out what of the last one does not fit."""
     ends = np.cumsum(sizes)
-    last = list[int]()
+    last = []
     full = [length]
     while full[-1] <= ends[-1]:
         last.append(int(np.searchsorted(ends, full[-1])))

@@ -255,8 +255,8 @@ class _Writer:
         """Writes headers and manifest; returns a line about the shards."""
         self._require_same(last)
         names = ["tokenizer.json", "tokenizer_config.json"]
-        parts = dict[str, dict[str, int]]()
-        told = list[str]()
+        parts = {}
+        told = []
         for part, tokens, (count, size) in zip(PARTS, self._state["tokens"], self._state["counts"], strict=True):
             for first in range(0, tokens, self._size):
                 header = np.zeros(HEADER_BYTES // 4, "<i4")

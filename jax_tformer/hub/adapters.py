@@ -301,9 +301,9 @@ def shortest(name: str, others: Collection[str]) -> str:
     return next((end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others)), name)
 
 
-def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, ...]]:
+def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Returns (A, B) of their modules, from adapters with the names and layouts of `torch_ref`."""
-    theirs: dict[str, tuple[np.ndarray, ...]] = {}
+    theirs = {}
     for name, module in found.items():
         adapted = [part for part in module.parts if f"{part}.lora.a.weight" in ours]
         if not adapted:
@@ -329,7 +329,7 @@ def read_adapters(
 
     Raises WeightsError for adapters of other shapes than the modules that they are for.
     """
-    ours: Arrays = {}
+    ours = {}
     given: Arrays = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (a, b) in theirs.items():

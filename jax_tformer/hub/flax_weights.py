@@ -1,5 +1,6 @@
 """Reads the weights of the Flax models that `transformers` had: flax_model.msgpack, without unpickling anything."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -42,13 +43,13 @@ def load_flax(folder: str | Path) -> tuple[AnyTransformer, Params, Tokenizer | N
     return net, params, tokenizer
 
 
-def flax_weights(folder: Path) -> dict[str, View]:
+def flax_weights(folder: Path) -> Mapping[str, View]:
     """Returns the arrays of a folder by the names and in the layouts that PyTorch has for them.
 
     Both frameworks gave the modules the same names. A kernel is the transposed weight, and what Flax calls scale and
     embedding is a weight, too. Raises InputError for files that are missing, truncated or anything else.
     """
-    weights: dict[str, View] = {}
+    weights = {}
     for path in _files(folder):
         for name, array in _unpacked(path).items():
             if not isinstance(array, np.ndarray) or array.dtype.name not in STORED:

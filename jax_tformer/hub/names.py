@@ -141,7 +141,7 @@ class Rearranged:
 
         From the first axis on of which there is more than one index, the later ones are whole.
         """
-        ranges: dict[str, slice] = {}
+        ranges = {}
         several = False
         for name, low, high in zip(group, first, last, strict=True):
             ranges[name] = slice(0, self._sizes[name]) if several else slice(int(low), int(high) + 1)
@@ -272,9 +272,9 @@ def to_reference(params: Params) -> dict[str, np.ndarray]:
     return {name: read(view) for name, view in reference_views(ours, params).items()}
 
 
-def reference_views(ours: Mapping[str, View], shapes: Params) -> dict[str, View]:
+def reference_views(ours: Mapping[str, View], shapes: Params) -> Mapping[str, View]:
     """Returns views of our arrays (by path) with the names and layouts of `torch_ref`; nothing is read yet."""
-    views: dict[str, View] = {}
+    views = {}
     for name, slot in slots(shapes).items():
         layer = ours[slot.path] if slot.layer is None else Part(ours[slot.path], slot.layer)
         views[name] = Rearranged(layer, slot.axes)
@@ -303,7 +303,7 @@ def parameter_views(
     wanted = {name: reference_shape(slot) for name, slot in expected.items()}
     require_fit("model", given, wanted, types=types)
     layers: dict[str, list[View]] = {}
-    stacked: dict[str, bool] = {}
+    stacked = {}
     for name, slot in expected.items():
         before, after = slot.axes.split(" -> ")
         sizes = dict(zip(before.split(), slot.shape, strict=True))

@@ -187,7 +187,7 @@ def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Par
 
 
 def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -> jax.Array:
-    parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+    parts = {}
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # parameters are arrays
@@ -261,7 +261,7 @@ def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str
     if architecture is not None or net.origin is not None:
         chosen = architecture or net.origin.architecture
         return chosen, _settings(FAMILIES[chosen], net.config)
-    problems: list[InputError] = []
+    problems = []
     for name, family in FAMILIES.items():
         try:
             return name, _settings(family, net.config)

@@ -447,8 +447,8 @@ def _bound_positions(model: TransformerConfig, data: TextData | PairData) -> Tra
 
 def _add_framing(tokenizer: Tokenizer, experiment: ExperimentConfig) -> Tokenizer:
     """Returns a tokenizer that itself adds what the batches of the run have around texts."""
-    before = list[int]()
-    after = list[int]()
+    before = []
+    after = []
     if isinstance(experiment.data, PairData):
         after = [tokenizer.require("end", "for pairs")]
     elif not isinstance(experiment.data, MaskedTextData) and tokenizer.start_id is not None:

@@ -377,7 +377,7 @@ class Layout:
             "|".join(re.escape(row.theirs).replace(r"\*", r"\d+") for row in self._rows if row.ours is None) or "(?!)"
         )
         first_parts = sorted({row.theirs.split(".")[0] for row in self._rows})
-        known: dict[str, str | None] = {}
+        known = {}
         for name in names:
             newer = re.sub(r"\.beta$", ".bias", re.sub(r"\.gamma$", ".weight", name))
             spellings = [name, newer, *(f"{first}.{newer}" for first in first_parts)]
@@ -414,14 +414,14 @@ class Layout:
                 ours.setdefault(name, part)
         return ours
 
-    def theirs(self, weights: Mapping[str, View], names: Collection[str] | None = None) -> dict[str, View]:
+    def theirs(self, weights: Mapping[str, View], names: Collection[str] | None = None) -> Mapping[str, View]:
         """Returns views of our arrays as theirs; of arrays that repeat each other, those in `names`, or the first.
 
         Tied arrays are written once, as Hugging Face does, and of dropped ones those that it expects. Raises
         WeightsError, which lists all that does not fit the config.
         """
         require_fit("config", weights, self._shapes)
-        theirs: dict[str, View] = {}
+        theirs = {}
         written = {place.ours[0] for place in self.places if names is not None and place.theirs in names}
         for place in self.places:
             parts = [weights[name] for name in place.ours]

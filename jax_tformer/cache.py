@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import require
 from jax_tformer.model.masks import position_ids
-from jax_tformer.model.parameters import Ids, Marks, Numbers, Positions, dtype_of
+from jax_tformer.model.parameters import Count, Ids, KeyHeads, Marks, Numbers, Positions, dtype_of
 
 
 class KeyValue(NamedTuple):
@@ -23,15 +23,13 @@ class KeyValue(NamedTuple):
     key: Float[Array, "R S C"]
     value: Float[Array, "R S C"]
 
-    def write(
-        self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"], first: Int[Array, ""] | int
-    ) -> "KeyValue":
+    def write(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"], first: Count | int) -> "KeyValue":
         """Returns the cache with these keys and values in the slots from `first` on."""
         update = jax.lax.dynamic_update_slice_in_dim
         rows = (x.transpose(0, 2, 1, 3).reshape(-1, x.shape[1], x.shape[3]) for x in (key, value))
         return KeyValue(*(update(old, new, first, axis=1) for old, new in zip(self, rows, strict=True)))
 
-    def read(self, heads: int) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
+    def read(self, heads: int) -> tuple[KeyHeads, KeyHeads]:
         """Returns keys and values in the layout of `attend`, for this many key/value heads."""
         _, slots, width = self.key.shape
         key, value = (x.reshape(-1, heads, slots, width).transpose(0, 2, 1, 3) for x in self)
@@ -52,7 +50,7 @@ class Cache(NamedTuple):
     layers: tuple[LayerCache, ...]
     is_token: Bool[Array, "B S"]
     """Which slots hold a token; the others are padding, or still empty."""
-    filled: Int[Array, ""] | int
+    filled: Count | int
     """The number of used slots, padding included; the next token goes there."""
     source_is_token: Bool[Array, "b S"] | None = None
     """Which positions of the encoder's output are tokens; None: all."""

@@ -1,17 +1,17 @@
 """Low-rank adapters (LoRA; Hu et al., 2021): what they compute, which of them train, and the model without them."""
 
-import dataclasses
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from flax import nnx, traverse_util
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.model.parameters import ZEROS, Dropout, DropoutKey, Start, accumulator, parameter
+from jax_tformer.model.parameters import ZEROS, Dropout, DropoutKey, RandomKey, Start, accumulator, parameter
 from jax_tformer.scan import PROJECTION
 
 if TYPE_CHECKING:
@@ -84,7 +84,7 @@ def trained(params: "Params") -> "Params":
 
 def without_adapters(config: TransformerConfig) -> TransformerConfig:
     """Returns the config of the model into which adapters are merged."""
-    return dataclasses.replace(config, lora=None)
+    return replace(config, lora=None)
 
 
 def merge_lora(net: Net, params: "Params") -> tuple[Net, "Params"]:
@@ -118,14 +118,14 @@ def merge(lora: LoraConfig, params: "Params") -> "Params":
     return params
 
 
-def add_lora(net: Net, params: "Params", lora: LoraConfig, key: Key[Array, ""]) -> tuple[Net, "Params"]:
+def add_lora(net: Net, params: "Params", lora: LoraConfig, key: RandomKey) -> tuple[Net, "Params"]:
     """Returns the model with fresh adapters beside `params`, which computes the same until they train.
 
     Raises InputError if the model has adapters already, or no matrices for these (see `TransformerConfig.lora`).
     """
     if net.config.lora is not None:
         raise InputError("the model has adapters already; expected one without, as merge_lora returns")
-    adapted = type(net)(dataclasses.replace(net.config, lora=lora))
+    adapted = type(net)(replace(net.config, lora=lora))
     adapted.origin = net.origin
     fresh = jax.jit(lambda key: trained(adapted.init(key)))(key)
     return adapted, join_adapters(fresh, params)

@@ -14,11 +14,10 @@
     7. the results     sample_text and finish (runs/evaluation.py)
 """
 
-import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -151,7 +150,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         return tokenizer, build_pipeline(experiment.data, training, tokenizer, rows)
 
     tokenizer, pipeline = processes.first_then_others(build_data)
-    experiment = dataclasses.replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
+    experiment = replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
     require_same_run(experiment, tokenizer, pipeline.fingerprint, continues=before is not None)
     changes, notes = permitted_changes(before, experiment)
     batches = pipeline.train_iterator()
@@ -336,7 +335,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     )
     experiment = ExperimentConfig(**{field: getattr(options, field) for field in vars(preset.config)})
     if before is None and experiment.init is None:
-        experiment = dataclasses.replace(experiment, data=with_own_tokenizer(experiment.data, rest))
+        experiment = replace(experiment, data=with_own_tokenizer(experiment.data, rest))
     require(
         options.track is None or find_spec("trackio") is not None,
         "--track needs trackio; pip install '.[track]' adds it, or leave it out",
@@ -354,7 +353,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         require_same_architecture(experiment, start)
     if options.export is not None:
         require_new_folder(export := user_path(options.export))
-        options = dataclasses.replace(options, export=export)
+        options = replace(options, export=export)
         require_expressible(experiment)
     return TrainPlan(name if named else None, experiment, folder, before, options, notes)
 
@@ -383,7 +382,7 @@ def with_adapters(experiment: ExperimentConfig, arguments: Sequence[str]) -> Exp
     asked = any(flag.startswith("--model.lora.") for flag in given_flags(arguments, SHORT_NAMES))
     if not asked or experiment.model.lora is not None:
         return experiment
-    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, lora=LoraConfig()))
+    return replace(experiment, model=replace(experiment.model, lora=LoraConfig()))
 
 
 def with_own_tokenizer(data: TextData | PairData, arguments: Sequence[str]) -> TextData | PairData:
@@ -395,7 +394,7 @@ def with_own_tokenizer(data: TextData | PairData, arguments: Sequence[str]) -> T
     for part, _ in sources_of(data):
         paths = shard_files(part)
         if paths and read_manifest(paths[0].parent) is not None:
-            return dataclasses.replace(data, tokenizer=TokenizerConfig("huggingface", name=str(paths[0].parent)))
+            return replace(data, tokenizer=TokenizerConfig("huggingface", name=str(paths[0].parent)))
     return data
 
 

@@ -4,9 +4,8 @@ The configs are frozen dataclasses that check themselves when they are made. Eve
 field, so nothing depends on a framework's default.
 """
 
-import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal, get_args
 
 from jax_tformer.config.errors import (
@@ -262,7 +261,7 @@ class DropoutConfig:
     @property
     def drops(self) -> bool:
         """Whether any rate is above 0."""
-        return any(dataclasses.astuple(self))
+        return any(astuple(self))
 
 
 @dataclass(frozen=True)
@@ -507,11 +506,11 @@ class TransformerConfig:
 
     def with_vocab_size(self, vocab_size: int) -> "TransformerConfig":
         """This config with `vocab_size`, unless it already has a size."""
-        return self if self.vocab_size is not None else dataclasses.replace(self, vocab_size=vocab_size)
+        return self if self.vocab_size is not None else replace(self, vocab_size=vocab_size)
 
     def with_compute(self, **changes: Any) -> "TransformerConfig":
         """This config with `changes` of its `compute`."""
-        return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))
+        return replace(self, compute=replace(self.compute, **changes))
 
     def with_dtype(self, dtype: Dtype) -> "TransformerConfig":
         """This config with parameters and arithmetic in `dtype`."""

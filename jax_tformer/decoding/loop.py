@@ -18,9 +18,10 @@ from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jax_tformer.cache import Cache
-from jax_tformer.decoding.sampling import Count, History, Keys, Logits, Padded, Rules, Step, TokenIds, choose, restrict
+from jax_tformer.decoding.sampling import History, Keys, Logits, Padded, Rules, Step, TokenIds, choose, restrict
 from jax_tformer.functional import DecoderTransformer, Params
 from jax_tformer.model.fast import FEW_ROWS, Transposed
+from jax_tformer.model.parameters import Count, RandomKey
 from jax_tformer.model.transformer import DecoderOnly
 from jax_tformer.training.sharding import replicate, split_rows
 
@@ -158,7 +159,7 @@ def restart(
 
 
 @partial(jax.jit, static_argnames=("samples",))
-def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> Key[Array, "B R"]:
+def row_keys(key: RandomKey, hashes: UInt32[Array, " B"], samples: int) -> Key[Array, "B R"]:
     """Makes a key for each of the R samples of each prompt, from the prompt's hash and not its place."""
     fold = jax.vmap(jax.random.fold_in, (None, 0))
     return jax.vmap(fold, (0, None))(fold(key, hashes), jnp.arange(samples))

@@ -14,13 +14,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config.experiment import DecodingConfig, LengthPenaltyForm
+from jax_tformer.model.parameters import Count, Scalar
 
 Logits = Float[Array, "N V"]
 """Logits, or log-probabilities, of N rows."""
 Padded = tuple[Int[Array, "N S"], Bool[Array, "N S"]]
 """Texts of token ids as rows of one array, and a mask that is True at tokens."""
-Count = Int[Array, ""]
-Scalar = Float[Array, ""]
 TokenIds = Int[Array, " N"]
 Keys = Key[Array, " N"]
 

@@ -8,11 +8,11 @@ several of our projections are one fused matrix there (GPT-2's c_attn), it has o
   another, and each B beside zeros, in the columns that belong to its A. That is as many times the rank.
 """
 
-import dataclasses
 import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -154,7 +154,7 @@ def load_adapters(
         found = modules(layout)
         theirs = pairs(layout, found, arrays)
         lora, ours = _read(said, found, theirs, _own_config(path / WEIGHTS))
-        adapted = transformer(dataclasses.replace(net.config, lora=lora))
+        adapted = transformer(replace(net.config, lora=lora))
         shapes = split_adapters(adapted.shapes)[0]
         if missing := slots(shapes).keys() - ours.keys():
             raise InputError(f"it leaves out {listed(missing)}, and our adapters are in every layer")
@@ -301,7 +301,9 @@ def shortest(name: str, others: Collection[str]) -> str:
     return next((end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others)), name)
 
 
-def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def write_adapters(
+    found: Mapping[str, Module], ours: Mapping[str, np.ndarray]
+) -> dict[str, tuple[np.ndarray, np.ndarray]]:
     """Returns (A, B) of their modules, from adapters with the names and layouts of `torch_ref`."""
     theirs = {}
     for name, module in found.items():

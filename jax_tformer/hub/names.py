@@ -21,7 +21,6 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import safetensors
-from flax import traverse_util
 from numpy.typing import ArrayLike
 from safetensors.numpy import load_file, save_file
 
@@ -29,7 +28,7 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import from_dict, parse_json, to_dict
 from jax_tformer.functional import Params, transformer
-from jax_tformer.model.parameters import axes_of, is_vector
+from jax_tformer.model.parameters import axes_of, flatten, is_vector, unflatten
 
 Region = tuple[slice, ...]
 """A slice with start and stop for each axis."""
@@ -243,7 +242,7 @@ def slots(shapes: Params) -> dict[str, Slot]:
     WeightsError if no rule covers a parameter, or if two parameters would get the same name.
     """
     found: dict[str, Slot] = {}
-    for path, leaf in traverse_util.flatten_dict(shapes, sep=".").items():
+    for path, leaf in flatten(shapes).items():
         module, _, last = path.rpartition(".")
         try:
             named = f"{module}.{LEAVES[last]}"
@@ -268,7 +267,7 @@ def slots(shapes: Params) -> dict[str, Slot]:
 
 def to_reference(params: Params) -> dict[str, np.ndarray]:
     """Converts our parameters to the names and layouts of `torch_ref`, bit for bit."""
-    ours = {path: np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(params, sep=".").items()}
+    ours = {path: np.asarray(leaf) for path, leaf in flatten(params).items()}
     return {name: read(view) for name, view in reference_views(ours, params).items()}
 
 
@@ -289,7 +288,7 @@ def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayL
     given = once(weights)
     types = {name: slot.dtype for name, slot in slots(shapes).items()}
     views = parameter_views(given, shapes, types=types)
-    return traverse_util.unflatten_dict({path: read(view) for path, view in views.items()}, sep=".")
+    return unflatten({path: read(view) for path, view in views.items()})
 
 
 def parameter_views(

@@ -13,7 +13,6 @@ from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
-from flax import traverse_util
 from huggingface_hub import split_state_dict_into_shards_factory
 from jax.sharding import Mesh
 from safetensors.numpy import save_file
@@ -54,7 +53,7 @@ from jax_tformer.hub.names import (
     require_fit,
 )
 from jax_tformer.lora import merge_lora
-from jax_tformer.model.parameters import dtype_of
+from jax_tformer.model.parameters import dtype_of, flatten, unflatten
 from jax_tformer.training.sharding import parameter_shardings
 
 _HUB_FILES = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
@@ -174,8 +173,8 @@ def _usable(dtype: Dtype) -> Dtype:
 
 def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Params:
     """Reads parameter after parameter onto the devices; of a mesh, each gets only its part."""
-    declared = traverse_util.flatten_dict(shapes, sep=".")
-    shardings = {} if mesh is None else traverse_util.flatten_dict(parameter_shardings(mesh, shapes), sep=".")
+    declared = flatten(shapes)
+    shardings = {} if mesh is None else flatten(parameter_shardings(mesh, shapes))
     placed = {}
     for path, view in views.items():
         dtype = np.dtype(declared[path].dtype)
@@ -183,7 +182,7 @@ def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Par
             placed[path] = jax.device_put(read(view, dtype))
         else:
             placed[path] = _spread(view, dtype, shardings[path])
-    return traverse_util.unflatten_dict(placed, sep=".")
+    return unflatten(placed)
 
 
 def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -> jax.Array:
@@ -291,9 +290,9 @@ def _tensors(
     net: AnyTransformer, params: Params, chosen: str, origin: Origin | None, dtype: StoredDtype | None
 ) -> tuple[dict[str, View], dict[str, str]]:
     """Returns views of all arrays by the names in the file, and the type to store of each."""
-    flat = traverse_util.flatten_dict(params, sep=".")
+    flat = flatten(params)
     given = {path: leaf for path, leaf in flat.items() if hasattr(leaf, "shape")}
-    declared = traverse_util.flatten_dict(net.shapes, sep=".")
+    declared = flatten(net.shapes)
     require_fit("net", given, {path: leaf.shape for path, leaf in declared.items()})
     if odd := sorted({leaf.dtype.name for leaf in given.values()} - STORED.keys()):
         raise WeightsError(f"the parameters hold {odd[0]}; expected {', '.join(STORED)}")

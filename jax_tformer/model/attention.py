@@ -13,19 +13,19 @@ from jax_tformer.model import fast
 from jax_tformer.model.embedding import Rotation, rotate
 from jax_tformer.model.layers import Linear, Norm, identity
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import Dropout, DropoutKey, Memory, Stream, accumulator, drop
+from jax_tformer.model.parameters import Dropout, DropoutKey, KeyHeads, Memory, Queries, Stream, accumulator, drop
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 
 def attend(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
+    query: Queries,
+    key: KeyHeads,
+    value: KeyHeads,
     mask: Mask,
     scale: float,
     dropout_rate: float = 0.0,
     keep: Bool[Array, "B H T S"] | None = None,
-) -> tuple[Float[Array, "B T H C"], Float[Array, "B H T S"]]:
+) -> tuple[Queries, Float[Array, "B H T S"]]:
     """Computes softmax(scale * Q K^T) V (paper, section 3.2.1); H/K query heads share a key/value head.
 
     Returns it with the weights before dropout, of which `keep` is the dropout mask. The softmax runs in at least
@@ -44,8 +44,8 @@ def attend(
 def attend_by(
     implementation: AttentionImplementation,
     query: Float[Array, "N T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
+    key: KeyHeads,
+    value: KeyHeads,
     mask: Mask,
     scale: float,
     dropout_rate: float = 0.0,

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jax_tformer.cache import Cache, LayerCache
 from jax_tformer.config import StackConfig, TransformerConfig
@@ -15,7 +15,18 @@ from jax_tformer.model.attention import Attention
 from jax_tformer.model.embedding import RelativePositions, Rotation, rotary_angles
 from jax_tformer.model.layers import FeedForward, Norm, identity
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import Dropout, DropoutKey, Ids, Marks, Memory, Numbers, Positions, Stream, layer_keys
+from jax_tformer.model.parameters import (
+    Count,
+    Dropout,
+    DropoutKey,
+    Ids,
+    Marks,
+    Memory,
+    Numbers,
+    Positions,
+    Stream,
+    layer_keys,
+)
 from jax_tformer.scan import loop_layers, scan_layers
 
 Masks = dict[int | None, Mask]
@@ -151,7 +162,7 @@ class Stack(nnx.Module):
 
         With a cache, in which `tokens` have their slots already, they see also those before them.
         """
-        first: Int[Array, ""] | int = 0
+        first: Count | int = 0
         slots = length = tokens.shape[1]
         prefixes = None if prefix is None else (prefix, prefix)
         if cache is not None:

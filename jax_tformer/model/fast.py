@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_tformer.config import AttentionImplementation
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import accumulator, context_parts, drop
+from jax_tformer.model.parameters import KeyHeads, Queries, accumulator, context_parts, drop
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 Attend = Callable[..., tuple[Array, Any]]
@@ -105,8 +105,8 @@ def block_length(length: int) -> int:
 
 def attend_in_rows(
     query: Float[Array, "N T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
+    key: KeyHeads,
+    value: KeyHeads,
     mask: Mask,
     scale: float,
     dropout_rate: float = 0.0,
@@ -206,13 +206,13 @@ def share_queries(compute: Attend) -> Attend:
 
 
 def attend_by_cudnn(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
+    query: Queries,
+    key: KeyHeads,
+    value: KeyHeads,
     mask: Mask,
     scale: float,
     *_: Any,
-) -> tuple[Float[Array, "B T H C"], None]:
+) -> tuple[Queries, None]:
     """Computes `attend`; raises InputError if cuDNN cannot.
 
     It supports causal attention, with or without a window. JAX makes a bias of the booleans of any other mask.
@@ -244,13 +244,13 @@ def attend_by_cudnn(
 
 
 def attend_by_pallas(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
+    query: Queries,
+    key: KeyHeads,
+    value: KeyHeads,
     mask: Mask,
     scale: float,
     *_: Any,
-) -> tuple[Float[Array, "B T H C"], None]:
+) -> tuple[Queries, None]:
     """Computes `attend`; padding becomes a segment of its own.
 
     The compiler cannot split a kernel over a mesh itself: here each device calls it for its own sequences, and for its
@@ -279,12 +279,12 @@ def attend_by_pallas(
         key_segments = jnp.where(mask.is_token, 0 if key_segments is None else key_segments, jnp.iinfo(jnp.int32).min)
 
     def compute(
-        query: Float[Array, "B T H C"],
-        key: Float[Array, "B S K C"],
-        value: Float[Array, "B S K C"],
+        query: Queries,
+        key: KeyHeads,
+        value: KeyHeads,
         q_segments: Int[Array, "B T"] | None,
         k_segments: Int[Array, "B S"] | None,
-    ) -> Float[Array, "B T H C"]:
+    ) -> Queries:
         # Imported here, because it takes half a second and only TPUs need it.
         from jax.experimental.pallas.ops.tpu import flash_attention
 
@@ -321,7 +321,7 @@ def _row_parts() -> int:
     return 1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def _without_blind(output: Float[Array, "B T H C"], slots: int, mask: Mask) -> Float[Array, "B T H C"]:
+def _without_blind(output: Queries, slots: int, mask: Mask) -> Queries:
     """Zeroes queries that may attend to nothing, and their gradients; the kernels alone would average padding."""
     if mask.is_token is None and (mask.causal or mask.segments is None):
         # Every query sees itself, or all keys.

@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.model.layers import soft_cap
-from jax_tformer.model.parameters import Ids, Marks, Numbers, Positions, SourceIds, SourceMarks
+from jax_tformer.model.parameters import Count, Ids, Marks, Numbers, Positions, SourceIds, SourceMarks
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Mask:
     """Allows keys of the query's own segment, such as a document: the segment numbers of queries and of keys."""
     prefix: tuple[Bool[Array, "B T"], Bool[Array, "B S"]] | None = None
     """If causal, queries in the prefix (True) also see later keys in the prefix (Raffel et al., 2020)."""
-    first: Int[Array, ""] | int = 0
+    first: Count | int = 0
     """The place of the first query: 0, or the first free slot of a cache."""
-    stripe: tuple[Int[Array, ""] | int, int] = (0, 1)
+    stripe: tuple[Count | int, int] = (0, 1)
     """(i, n): the queries are those at places `first` + i + n t, one of the n stripes that devices share."""
     bias: Float[Array, "#B #H #T #S"] | None = None
     """Added to the scaled scores; hides nothing."""

@@ -15,11 +15,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
-from typing import Literal, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import nnx, traverse_util
 from jax.sharding import get_abstract_mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
@@ -27,7 +27,8 @@ from jaxtyping import Array, Bool, Float, Int, Key
 from jax_tformer.config import TransformerConfig
 
 Model = TypeVar("Model", bound=nnx.Module)
-DropoutKey = Key[Array, ""] | None
+RandomKey = Key[Array, ""]
+DropoutKey = RandomKey | None
 """Turns dropout on: of the forward pass or, inside a layer, of the layer."""
 Ids = Int[Array, "B T"]
 Marks = Bool[Array, "B T"] | None
@@ -42,6 +43,11 @@ Stream = Float[Array, "B T D"]
 """The residual stream, and what enters and leaves the parts of a layer."""
 Memory = Float[Array, "B S D"] | None
 """The encoder's output; None: the cache holds its keys and values."""
+Queries = Float[Array, "B T H C"]
+KeyHeads = Float[Array, "B S K C"]
+"""Keys or values."""
+Count = Int[Array, ""]
+Scalar = Float[Array, ""]
 
 AXES = {
     "query.kernel": "D -> H C",
@@ -112,6 +118,16 @@ def as_matrix(path: str, x: Array) -> Array:
     return x.reshape(*x.shape[:first], *(math.prod(x.shape[start:end]) for start, end in pairwise(ends)))
 
 
+def flatten(params: dict[str, Any]) -> dict[str, Any]:
+    """Returns the leaves of a nested dict by path, such as `decoder.blocks.feedforward.up.kernel`."""
+    return dict(traverse_util.flatten_dict(params, sep="."))
+
+
+def unflatten(leaves: dict[str, Any]) -> dict[str, Any]:
+    """Inverts `flatten`."""
+    return dict(traverse_util.unflatten_dict(leaves, sep="."))
+
+
 def dtype_of(name: str) -> jnp.dtype:
     """Returns the dtype called `name`; raises ValueError for float64 if JAX would silently use float32."""
     if name == "float64" and not jax.config.read("jax_enable_x64"):
@@ -161,7 +177,7 @@ class Declared(NamedTuple):
     start: Start
 
 
-def draw(key: Key[Array, ""], declared: Mapping[str, Declared]) -> dict[str, Array]:
+def draw(key: RandomKey, declared: Mapping[str, Declared]) -> dict[str, Array]:
     """Draws parameters by path. Each one depends only on the key and on its path, shape and start.
 
     Drawing outside the modules lets parameters of one size share a compiled generator, which is most of the cost of
@@ -185,7 +201,7 @@ def draw(key: Key[Array, ""], declared: Mapping[str, Declared]) -> dict[str, Arr
     return drawn
 
 
-def _draw_standard(key: Key[Array, ""], *, kind: str, size: int, dtype: jnp.dtype) -> Array:
+def _draw_standard(key: RandomKey, *, kind: str, size: int, dtype: jnp.dtype) -> Array:
     if kind == "normal":
         return jax.random.normal(key, (size,), dtype)
     return jax.random.uniform(key, (size,), dtype, -1, 1)
@@ -225,7 +241,7 @@ def name_sites(model: Model) -> Model:
     return model
 
 
-def site_key(key: Key[Array, ""], site: str) -> Key[Array, ""]:
+def site_key(key: RandomKey, site: str) -> RandomKey:
     """Returns the key of a site: that of the forward pass, folded with the layer's number, then with the name.
 
     From outside, `decoder.blocks.3.feedforward.dropout` names a site with its layer.
@@ -235,7 +251,7 @@ def site_key(key: Key[Array, ""], site: str) -> Key[Array, ""]:
     return jax.random.fold_in(key, zlib.crc32(".".join(part for part in parts if not part.isdigit()).encode()))
 
 
-def layer_key(key: Key[Array, ""], layer: int | Array) -> Key[Array, ""]:
+def layer_key(key: RandomKey, layer: int | Array) -> RandomKey:
     """Returns the key of one layer of a stack."""
     return jax.random.fold_in(key, layer)
 
@@ -245,7 +261,7 @@ def layer_keys(key: DropoutKey, layers: int) -> Key[Array, " L"] | None:
     return None if key is None else jax.vmap(layer_key, (None, 0))(key, jnp.arange(layers))
 
 
-def keep_mask(key: Key[Array, ""], rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
+def keep_mask(key: RandomKey, rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
     """Draws True (kept) with probability 1 - rate for each element."""
     # Drawn flat, then reshaped: XLA on CPU takes six times as long to compile a generator of four axes. Devices that
     # share the positions of a row can draw their parts, the same numbers, only of an array with its axes.

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Key, PyTree
+from jaxtyping import Array, Bool, PyTree
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -32,7 +32,7 @@ from jax_tformer.decoding.texts import Prompt, PromptReader, translation_scores
 from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.lora import join_adapters, split_adapters
-from jax_tformer.model.parameters import accumulator
+from jax_tformer.model.parameters import DropoutKey, accumulator
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained
 from jax_tformer.runs.metrics import Row, format_figures, read_metrics
 from jax_tformer.startup import compiler_options
@@ -50,7 +50,6 @@ from jax_tformer.training.step import (
 )
 
 DeviceBatch = dict[str, Array]
-DropoutKey = Key[Array, ""] | None
 _SHOWN = 12
 """Tokens shown of a row, so that it can be found in the data."""
 _PACKAGE = f"{Path(__file__).parents[1]}/"

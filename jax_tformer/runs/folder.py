@@ -4,7 +4,6 @@ or written as a folder of Hugging Face.
 Only data is loaded from it: JSON, text, Orbax arrays. Importing this is cheap: programs ask it before they import JAX.
 """
 
-import dataclasses
 import fcntl
 import hashlib
 import json
@@ -12,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -171,7 +171,7 @@ class RunFolder:
         recorded = extra.get("config")
         if isinstance(recorded, dict):
             then = from_dict(TransformerConfig, recorded.get("model"), where=f"the config {made}")
-            now = dataclasses.replace(self.read_config().model, compute=then.compute)
+            now = replace(self.read_config().model, compute=then.compute)
             changed = differences({"model": to_dict(then)}, {"model": to_dict(now)})
             if changed:
                 raise InputError(f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
@@ -438,11 +438,11 @@ def _bound_positions(model: TransformerConfig, data: TextData | PairData) -> Tra
     length = max(data.source_length, data.target_length) if isinstance(data, PairData) else data.context_length
 
     limited: dict[str, Any] = {
-        name: dataclasses.replace(stack, max_positions=stack.max_positions or length)
+        name: replace(stack, max_positions=stack.max_positions or length)
         for name, stack in model.stacks.items()
         if stack.positions.startswith(("rotary", "sinusoidal"))
     }
-    return dataclasses.replace(model, **limited)
+    return replace(model, **limited)
 
 
 def _add_framing(tokenizer: Tokenizer, experiment: ExperimentConfig) -> Tokenizer:

@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jax_tformer.config import IGNORED, CapForm
 from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.model.layers import soft_cap
-from jax_tformer.model.parameters import accumulator, context_parts
+from jax_tformer.model.parameters import Count, Scalar, accumulator, context_parts
 
 LOGITS_AT_ONCE = 2**26
 """The most logits at once: 256 MB in float32."""
@@ -34,7 +34,7 @@ def linear_cross_entropy(
     labels: Int[Array, "B T"],
     loss: LossConfig = CROSS_ENTROPY,
     cap: Cap | None = None,
-) -> tuple[Float[Array, ""], Int[Array, ""]]:
+) -> tuple[Scalar, Count]:
     """Returns the cross-entropy of the logits x table^T + bias, summed over the labels that count, and their number.
 
     The sum is in nats, with what `loss` adds to it. With a `cap` and its form, the logits are bounded (see `soft_cap`).

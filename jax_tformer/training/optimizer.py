@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import traverse_util
 from jaxtyping import Array
 
 from jax_tformer.config.experiment import OptimizerConfig, RatesConfig
 from jax_tformer.functional import Params
-from jax_tformer.model.parameters import accumulator, as_matrix, is_vector, kind_of
+from jax_tformer.model.parameters import accumulator, as_matrix, flatten, is_vector, kind_of, unflatten
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Array]:
@@ -64,20 +63,17 @@ def decay_mask(params: Params) -> Params:
 
     Layers are stacked here, so that a bias has two axes: the name decides, and not, as in `torch_ref`, the axes.
     """
-    flat = traverse_util.flatten_dict(params, sep=".")
-    mask: Params = traverse_util.unflatten_dict({path: not is_vector(path) for path in flat}, sep=".")
-    return mask
+    return by_path(lambda path, _: not is_vector(path), params)
 
 
 def by_path(function: Callable[..., Any], params: Params, *more: Params) -> Params:
     """Returns the tree of `function(path, leaf, ...)` over trees of parameters; what another optimizer has stays."""
-    first, *others = (traverse_util.flatten_dict(tree, sep=".") for tree in (params, *more))
+    first, *others = (flatten(tree) for tree in (params, *more))
     made = {
         path: x if isinstance(x, optax.MaskedNode) else function(path, x, *(tree[path] for tree in others))
         for path, x in first.items()
     }
-    tree: Params = traverse_util.unflatten_dict(made, sep=".")
-    return tree
+    return unflatten(made)
 
 
 def orthogonalize(path: str, update: Array) -> Array:

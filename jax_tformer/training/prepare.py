@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import traverse_util
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
@@ -23,6 +22,7 @@ from jax_tformer.functional import AnyTransformer, transformer
 from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.fast import choose_implementation
 from jax_tformer.model.masks import Mask
+from jax_tformer.model.parameters import flatten
 from jax_tformer.startup import compiler_options, require_memory
 from jax_tformer.terminal import SMALLER_TRAINING
 from jax_tformer.training.processes import least
@@ -262,7 +262,7 @@ def _attention(config: TransformerConfig, stack: StackConfig, queries: int, keys
 
 def parameter_shapes(config: TransformerConfig) -> dict[str, Any]:
     """Returns every parameter's shape and type, by its path with dots."""
-    return dict(traverse_util.flatten_dict(transformer(config).shapes, sep="."))
+    return flatten(transformer(config).shapes)
 
 
 def made_of_source(path: str) -> bool:

@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Key, UInt32
 
 from jax_tformer.config import IGNORED
 from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.lora import join_adapters, split_adapters, trained
-from jax_tformer.model.parameters import accumulator
+from jax_tformer.model.parameters import Count, DropoutKey, RandomKey, Scalar, accumulator, flatten
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, Outputs
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
@@ -35,7 +34,7 @@ class TrainState(NamedTuple):
     params: Params
     opt_state: optax.OptState
     """Of what trains: all parameters, or the adapters alone."""
-    step: Int[Array, ""]
+    step: Count
     """The number of updates."""
     key: UInt32[Array, " words"]
     """The data of the key from which each step's dropout key is derived."""
@@ -49,15 +48,15 @@ class TrainState(NamedTuple):
 class StepMetrics(NamedTuple):
     """The metrics of one step."""
 
-    loss: Float[Array, ""]
+    loss: Scalar
     """Mean cross-entropy, with what `LossConfig` adds, of the batch before the update, in nats per token."""
-    gradient_norm: Float[Array, ""]
+    gradient_norm: Scalar
     """Global norm before clipping."""
-    tokens: Int[Array, ""]
+    tokens: Count
     """Tokens that the model read, source and target, without padding."""
     norms: dict[str, Float[Array, "*L"]]
     """If asked for, `layer_norms` of gradients and updates."""
-    noise: tuple[Float[Array, ""], Float[Array, ""]] | None
+    noise: tuple[Scalar, Scalar] | None
     """If asked for, unbiased estimates of the true gradient's squared norm, and of the variance of a row's gradient."""
 
 
@@ -66,7 +65,7 @@ def forward(
     params: Params,
     batch: Batch,
     *,
-    dropout_key: Key[Array, ""] | None = None,
+    dropout_key: DropoutKey = None,
     capture: bool = False,
 ) -> Outputs:
     """Runs the model on any kind of batch, with the batch's masks, segments and token types."""
@@ -100,8 +99,8 @@ def batch_loss(
     batch: Batch,
     loss: LossConfig = CROSS_ENTROPY,
     *,
-    dropout_key: Key[Array, ""] | None = None,
-) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    dropout_key: DropoutKey = None,
+) -> tuple[Scalar, Count]:
     """Returns the summed cross-entropy of a batch in nats, with what `loss` adds, and how many labels count."""
     model = net.bind(params)
     hidden = forward(net, params, batch, dropout_key=dropout_key).hidden
@@ -128,7 +127,7 @@ def dropout_keys(net: AnyTransformer, state: "TrainState", accumulation: int) ->
     return key[None] if accumulation == 1 else jax.random.split(key, accumulation)
 
 
-def tokens_read(batch: Batch) -> Int[Array, ""]:
+def tokens_read(batch: Batch) -> Count:
     """Counts the tokens of the batch that are not padding."""
     masks = {"source": "source_mask", "target": "target_mask", "tokens": "mask"}
     read = [batch.get(mask, jnp.ones_like(batch[ids])) for ids, mask in masks.items() if ids in batch]
@@ -138,7 +137,7 @@ def tokens_read(batch: Batch) -> Int[Array, ""]:
 def init_state(
     net: AnyTransformer,
     tx: optax.GradientTransformation,
-    key: Key[Array, ""],
+    key: RandomKey,
     given: Params | None = None,
     *,
     averages: bool = False,
@@ -261,7 +260,7 @@ def train_step(
 def layer_norms(name: str, tree: Params) -> dict[str, Array]:
     """Returns the norms of the layers of each stack, [L], and of each module outside, [], in at least float32."""
     squares = dict[str, Array]()
-    for path, x in traverse_util.flatten_dict(tree, sep=".").items():
+    for path, x in flatten(tree).items():
         stack, layers, _ = path.partition(".blocks.")
         of = f"{name}/{stack}.blocks" if layers else f"{name}/{path.rpartition('.')[0]}"
         axes = tuple(range(1 if layers else 0, x.ndim))
@@ -274,7 +273,7 @@ def evaluation_step(net: AnyTransformer) -> Callable[[Params, Batch], tuple[Arra
     return partial(batch_loss, net)
 
 
-def count_right(net: AnyTransformer, params: Params, batch: Batch) -> tuple[Int[Array, ""], Int[Array, ""]]:
+def count_right(net: AnyTransformer, params: Params, batch: Batch) -> tuple[Count, Count]:
     """Returns how many labels are the most probable tokens, and how many count."""
     most_probable = forward(net, params, batch).logits.argmax(-1)
     return (most_probable == batch["labels"]).sum(), (batch["labels"] != IGNORED).sum()

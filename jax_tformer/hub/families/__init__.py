@@ -15,7 +15,6 @@ from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
 import numpy as np
-from flax import traverse_util
 from numpy.typing import ArrayLike
 
 from jax_tformer.config import Activation, StackConfig, TransformerConfig
@@ -37,6 +36,7 @@ from jax_tformer.hub.names import (
     same_bytes,
     slots,
 )
+from jax_tformer.model.parameters import flatten, unflatten
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, object]
@@ -222,7 +222,7 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             )
     config = family.flatten(config)
     _require_neutral(family, config)
-    flat = traverse_util.flatten_dict(to_dict(family.template), sep=".")
+    flat = flatten(to_dict(family.template))
     for setting in family.settings:
         given = _given(setting, config)
         if given is not None:
@@ -231,7 +231,7 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             flat |= dict.fromkeys(setting.paths, None)
         elif setting.default is not None:
             flat |= dict.fromkeys(setting.paths, setting.default(flat))
-    nested = traverse_util.unflatten_dict(flat, sep=".")
+    nested = unflatten(flat)
     try:
         return canonical(from_dict(TransformerConfig, nested, where="the Hugging Face config"))
     except InputError as error:
@@ -261,7 +261,7 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
 
     Leaves out `config.compute`, which is not part of a model there.
     """
-    flat = traverse_util.flatten_dict(to_dict(config), sep=".")
+    flat = flatten(to_dict(config))
     for side in ("encoder", "decoder"):
         stack = getattr(config, side)
         if (stack is None) != (getattr(family.template, side) is None):

@@ -94,10 +94,7 @@ def empty_cache(
 
 
 def place_tokens(
-    tokens: Ids,
-    is_token: Marks,
-    segments: Numbers,
-    cache: Cache | None,
+    tokens: Ids, is_token: Marks, segments: Numbers, cache: Cache | None
 ) -> tuple[Positions, Cache | None]:
     """Returns the positions of a sequence's tokens, and the cache with slots for them behind those that it holds."""
     if cache is None:

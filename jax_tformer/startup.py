@@ -34,13 +34,13 @@ _CACHE_WARNING = re.compile(
 
 OPTIONS: dict[str, Options] = {
     # Overlaps the exchange of gradients between devices with computation. Not measured yet.
-    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True}
 }
 """JAX's name of the platform -> compiler options. On GPUs, XLA uses command buffers by default."""
 FLOAT64: dict[str, Options] = {
     # XLA's YNN fusions may read uninitialised memory (docs/known-issues.md), and float64 is for proofs. In float32 they
     # stay on: without them a step takes 4 to 9 % longer. jax 0.12 has the option too.
-    "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
+    "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}
 }
 """Additional options for float64."""
 

@@ -8,15 +8,7 @@ import math
 from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from jax_tformer.config.errors import (
-    AboveZero,
-    Count,
-    Positive,
-    Rate,
-    check_fields,
-    require,
-    require_field,
-)
+from jax_tformer.config.errors import AboveZero, Count, Positive, Rate, check_fields, require, require_field
 
 Activation = Literal["relu", "relu_squared", "gelu_erf", "gelu_tanh", "silu"]
 AttentionImplementation = Literal["auto", "einsum", "blocks", "cudnn", "pallas"]

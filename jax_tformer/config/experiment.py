@@ -484,8 +484,7 @@ class ExperimentConfig:
         kind = type(self.data)
         fits = trains_on(self.model)
         require(
-            self.data.kind == fits,
-            f"{kind.__name__} trains a model with {told[kind.kind]}; this one has {told[fits]}",
+            self.data.kind == fits, f"{kind.__name__} trains a model with {told[kind.kind]}; this one has {told[fits]}"
         )
         require(
             self.model.predicts_tokens,

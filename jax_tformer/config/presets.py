@@ -312,8 +312,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "decoder-only: addition modulo 97, learnt by heart first and understood much later",
         ExperimentConfig(
             model=TransformerConfig(
-                d_model=128,
-                decoder=replace(_SMALL_STACK, num_layers=1, activation="relu", max_positions=4),
+                d_model=128, decoder=replace(_SMALL_STACK, num_layers=1, activation="relu", max_positions=4)
             ),
             data=TextData(
                 source="modular-addition", context_length=4, held_out=0.75, tokenizer=TokenizerConfig("words")
@@ -348,10 +347,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             training=TrainingConfig(steps=3000, batch_size=32, evaluate_every=500, checkpoint_every=1500),
         ),
     ),
-    "masked-docs": Experiment(
-        "encoder-only: restore masked tokens of the Python language reference",
-        _MASKED_DOCS,
-    ),
+    "masked-docs": Experiment("encoder-only: restore masked tokens of the Python language reference", _MASKED_DOCS),
     "masked": Experiment(
         "encoder-only, restores masked tokens of your own text: --data.path FILE, FOLDER or 'GLOB'",
         replace(_MASKED_DOCS, data=replace(_MASKED_DATA, source="files")),

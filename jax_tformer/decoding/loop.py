@@ -92,13 +92,7 @@ def start(
 
 
 def _begin(
-    net: DecoderTransformer,
-    rules: Rules,
-    params: Params,
-    prompts: Prompts,
-    count: int,
-    cache_length: int,
-    room: int,
+    net: DecoderTransformer, rules: Rules, params: Params, prompts: Prompts, count: int, cache_length: int, room: int
 ) -> tuple[Logits, Cache, History | None]:
     """Reads the prompts; returns the logits, the cache and the history of `count` rows for each.
 
@@ -116,12 +110,7 @@ def _begin(
 
 @partial(jax.jit, static_argnames=("net", "room"), donate_argnames=("state",))
 def advance(
-    net: DecoderTransformer,
-    rules: Rules,
-    params: Params,
-    state: State,
-    steps: Count,
-    room: int,
+    net: DecoderTransformer, rules: Rules, params: Params, state: State, steps: Count, room: int
 ) -> tuple[State, Int[Array, "N M"]]:
     """Chooses up to `steps` more tokens, of at most `room` (M), and stops early when all rows have ended.
 
@@ -146,13 +135,7 @@ def advance(
 
 
 @partial(jax.jit, static_argnames=("net", "cache_length"), donate_argnames=("state",))
-def restart(
-    net: DecoderTransformer,
-    params: Params,
-    state: State,
-    prompts: Prompts,
-    cache_length: int,
-) -> State:
+def restart(net: DecoderTransformer, params: Params, state: State, prompts: Prompts, cache_length: int) -> State:
     """Returns `state` with a new cache of `cache_length` slots that holds only `prompts`; the chosen tokens stay."""
     _, cache = prefill(net, params, prompts, cache_length)
     return _spread(state._replace(cache=cache))
@@ -272,12 +255,7 @@ class Beams(NamedTuple):
 
 @partial(jax.jit, static_argnames=("net", "cache_length", "room"))
 def start_search(
-    net: DecoderTransformer,
-    rules: Rules,
-    params: Params,
-    prompts: Prompts,
-    cache_length: int,
-    room: int,
+    net: DecoderTransformer, rules: Rules, params: Params, prompts: Prompts, cache_length: int, room: int
 ) -> Beams:
     """Reads the prompts and chooses the first token of W = `num_beams` sequences for each.
 
@@ -308,13 +286,7 @@ def start_search(
 
 
 @partial(jax.jit, static_argnames="net", donate_argnames="beams")
-def search(
-    net: DecoderTransformer,
-    rules: Rules,
-    params: Params,
-    beams: Beams,
-    steps: Count,
-) -> Beams:
+def search(net: DecoderTransformer, rules: Rules, params: Params, beams: Beams, steps: Count) -> Beams:
     """Searches on for up to `steps` tokens, for which the cache must have room, or until it is over. Donates `beams`.
 
     Every step considers the (1 + E) W best continuations of the W unfinished sequences, so that W of them do not end.

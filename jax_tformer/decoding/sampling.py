@@ -35,12 +35,7 @@ class History(NamedTuple):
     """The prompt, or an encoder-decoder's source; -1 for padding."""
 
     @staticmethod
-    def of(
-        prompt: Int[Array, "N P"],
-        mask: Bool[Array, "N P"],
-        room: int,
-        source: Padded,
-    ) -> "History":
+    def of(prompt: Int[Array, "N P"], mask: Bool[Array, "N P"], room: int, source: Padded) -> "History":
         """Begins with prompts that are padded on the left, with room for new tokens; `source` has a mask."""
         tokens = jnp.pad(jnp.where(mask, prompt, -1), ((0, 0), (0, room)), constant_values=-1)
         return History(tokens, jnp.asarray(prompt.shape[1], jnp.int32), jnp.where(source[1], source[0], -1))

@@ -61,12 +61,7 @@ class InputEmbedding(nnx.Module):
         self.stack = stack
 
     def __call__(
-        self,
-        ids: Ids,
-        positions: Positions,
-        table: Table,
-        types: Numbers = None,
-        dropout_key: DropoutKey = None,
+        self, ids: Ids, positions: Positions, table: Table, types: Numbers = None, dropout_key: DropoutKey = None
     ) -> Stream:
         """Embeds `ids` by `table`; raises InputError if the sequence is longer than `max_positions`."""
         x = table(ids)

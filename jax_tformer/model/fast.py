@@ -206,12 +206,7 @@ def share_queries(compute: Attend) -> Attend:
 
 
 def attend_by_cudnn(
-    query: Queries,
-    key: KeyHeads,
-    value: KeyHeads,
-    mask: Mask,
-    scale: float,
-    *_: Any,
+    query: Queries, key: KeyHeads, value: KeyHeads, mask: Mask, scale: float, *_: Any
 ) -> tuple[Queries, None]:
     """Computes `attend`; raises InputError if cuDNN cannot.
 
@@ -244,12 +239,7 @@ def attend_by_cudnn(
 
 
 def attend_by_pallas(
-    query: Queries,
-    key: KeyHeads,
-    value: KeyHeads,
-    mask: Mask,
-    scale: float,
-    *_: Any,
+    query: Queries, key: KeyHeads, value: KeyHeads, mask: Mask, scale: float, *_: Any
 ) -> tuple[Queries, None]:
     """Computes `attend`; padding becomes a segment of its own.
 

@@ -187,10 +187,7 @@ def prepare(
             return update.lower(abstract, dict(batch))
 
     initialise = jax.jit(
-        first_state,
-        out_shardings=shardings,
-        donate_argnames=("given",),
-        compiler_options=compiler_options(once=True),
+        first_state, out_shardings=shardings, donate_argnames=("given",), compiler_options=compiler_options(once=True)
     )
     return Prepared(abstract, initialise, lower(batch), lambda batch: lower(batch).compile())
 

@@ -61,12 +61,7 @@ class StepMetrics(NamedTuple):
 
 
 def forward(
-    net: AnyTransformer,
-    params: Params,
-    batch: Batch,
-    *,
-    dropout_key: DropoutKey = None,
-    capture: bool = False,
+    net: AnyTransformer, params: Params, batch: Batch, *, dropout_key: DropoutKey = None, capture: bool = False
 ) -> Outputs:
     """Runs the model on any kind of batch, with the batch's masks, segments and token types."""
     model = net.bind(params)

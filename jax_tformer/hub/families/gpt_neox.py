@@ -113,11 +113,6 @@ def _rows(config: TransformerConfig) -> tuple[Row, ...]:
 
 FAMILIES = {
     "GPTNeoXForCausalLM": Family(
-        model_type="gpt_neox",
-        template=TEMPLATE,
-        settings=SETTINGS,
-        rows=_rows,
-        flatten=_flatten,
-        nest=_nest,
+        model_type="gpt_neox", template=TEMPLATE, settings=SETTINGS, rows=_rows, flatten=_flatten, nest=_nest
     )
 }

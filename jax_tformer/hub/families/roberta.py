@@ -59,21 +59,14 @@ _TEMPLATE = replace(bert.TEMPLATE, vocab_size=50265, encoder=replace(bert.STACK,
 _MASKED = Family("roberta", _TEMPLATE, MASKED, _masked, bert.FIXED, count_positions, nest_positions)
 _WITHOUT_POOLER = (*bert.encoder("roberta."), *bert.no_pooler("roberta."))
 # What pools is a part of its head.
-_TEXTS = (
-    *_WITHOUT_POOLER,
-    *modules({"classifier.dense": "pooler.dense", "classifier.out_proj": "classifier"}),
-)
+_TEXTS = (*_WITHOUT_POOLER, *modules({"classifier.dense": "pooler.dense", "classifier.out_proj": "classifier"}))
 _TOKENS = (*_WITHOUT_POOLER, *modules({"classifier": "classifier"}))
 # The head of texts drops twice, at the same rate.
 _TEXT_SETTINGS = (*SETTINGS, bert.classifier_dropout("dropout.pooler dropout.classifier"))
 _TOKEN_SETTINGS = (*SETTINGS, bert.classifier_dropout("dropout.classifier"))
 FAMILIES = {
     "RobertaModel": replace(
-        _MASKED,
-        template=bert.headless(_MASKED),
-        settings=SETTINGS,
-        rows=bert.bare,
-        adapted=bert.with_or_without_pooler,
+        _MASKED, template=bert.headless(_MASKED), settings=SETTINGS, rows=bert.bare, adapted=bert.with_or_without_pooler
     ),
     "RobertaForMaskedLM": _MASKED,
     "RobertaForSequenceClassification": bert.classifier(

@@ -26,9 +26,7 @@ SETTINGS = (
     Setting(f"{PREFIX}low_freq_factor", "decoder.rotary.low_frequency_factor"),
     Setting(f"{PREFIX}high_freq_factor", "decoder.rotary.high_frequency_factor"),
     Setting(
-        f"{PREFIX}original_max_position_embeddings",
-        "decoder.rotary.original_positions",
-        default=_original_positions,
+        f"{PREFIX}original_max_position_embeddings", "decoder.rotary.original_positions", default=_original_positions
     ),
 )
 

@@ -11,7 +11,7 @@ from jaxtyping import Array, Float
 
 from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.model.parameters import ZEROS, Dropout, DropoutKey, RandomKey, Start, accumulator, parameter
+from jax_tformer.model.parameters import ZEROS, Dropout, DropoutKey, RandomKey, Shape, Start, accumulator, parameter
 from jax_tformer.scan import PROJECTION
 
 if TYPE_CHECKING:
@@ -28,9 +28,7 @@ class Adapter(nnx.Module):
     A B is never added to W here: the gradient of W, as large as W, would then be computed on the way to theirs.
     """
 
-    def __init__(
-        self, inputs: tuple[int, ...], outputs: tuple[int, ...], config: TransformerConfig, lora: LoraConfig
-    ) -> None:
+    def __init__(self, inputs: Shape, outputs: Shape, config: TransformerConfig, lora: LoraConfig) -> None:
         start = Start("uniform", math.prod(inputs) ** -0.5)
         self.a = parameter((*inputs, lora.rank), config, start)
         self.b = parameter((lora.rank, *outputs), config, ZEROS)
@@ -46,9 +44,7 @@ class Adapter(nnx.Module):
         return wide.astype(accumulator(x.dtype)) * self.scale
 
 
-def adapter(
-    inputs: tuple[int, ...], outputs: tuple[int, ...], config: TransformerConfig, target: LoraTarget | None
-) -> Adapter | None:
+def adapter(inputs: Shape, outputs: Shape, config: TransformerConfig, target: LoraTarget | None) -> Adapter | None:
     """Makes the adapter of the projection called `target`; None if the config gives it none."""
     lora = config.lora
     return Adapter(inputs, outputs, config, lora) if lora is not None and lora.adapts(target) else None

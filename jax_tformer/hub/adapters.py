@@ -59,6 +59,9 @@ PREFIX = "base_model.model."
 _NAMED = re.compile(rf"({re.escape(PREFIX)})?(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _PROJECTIONS = tuple(f".{name}.weight" for name in get_args(LoraTarget) if name != "all")
 
+Pair = tuple[np.ndarray, np.ndarray]
+"""The A and the B of a module."""
+
 
 class Module(NamedTuple):
     """One of their modules that is a projection, or several fused ones, of a layer."""
@@ -244,7 +247,7 @@ def _own_config(path: Path) -> LoraConfig | None:
 def _read(
     said: Mapping[str, Any],
     found: Mapping[str, Module],
-    theirs: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    theirs: Mapping[str, Pair],
     own: LoraConfig | None,
 ) -> tuple[LoraConfig, Arrays]:
     """Returns the config of the adapters, and the adapters by the names of `torch_ref`."""
@@ -274,7 +277,7 @@ def _pattern(said: Mapping[str, Any], field: str, module: str, otherwise: Any) -
     return next((value for end, value in patterns.items() if re.fullmatch(rf"(.*\.)?({end})", module)), otherwise)
 
 
-def _is_own(own: LoraConfig, found: Mapping[str, Module], theirs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> bool:
+def _is_own(own: LoraConfig, found: Mapping[str, Module], theirs: Mapping[str, Pair]) -> bool:
     """Whether the adapters still are as `save_adapters` lays them out: others may have trained them since."""
     read = read_adapters(found, theirs, own)
     again = write_adapters({name: found[name] for name in theirs}, read)
@@ -301,9 +304,7 @@ def shortest(name: str, others: Collection[str]) -> str:
     return next((end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others)), name)
 
 
-def write_adapters(
-    found: Mapping[str, Module], ours: Mapping[str, np.ndarray]
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) -> dict[str, Pair]:
     """Returns (A, B) of their modules, from adapters with the names and layouts of `torch_ref`."""
     theirs = {}
     for name, module in found.items():
@@ -324,9 +325,7 @@ def write_adapters(
     return theirs
 
 
-def read_adapters(
-    found: Mapping[str, Module], theirs: Mapping[str, tuple[np.ndarray, np.ndarray]], lora: LoraConfig | None
-) -> Arrays:
+def read_adapters(found: Mapping[str, Module], theirs: Mapping[str, Pair], lora: LoraConfig | None) -> Arrays:
     """Inverts `write_adapters`; `lora` is the config that they were written with, None for those of PEFT.
 
     Raises WeightsError for adapters of other shapes than the modules that they are for.
@@ -351,9 +350,7 @@ def read_adapters(
     return ours
 
 
-def pairs(
-    layout: Layout, found: Collection[str], arrays: Mapping[str, np.ndarray]
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def pairs(layout: Layout, found: Collection[str], arrays: Mapping[str, np.ndarray]) -> dict[str, Pair]:
     """Returns (A, B) by module from the arrays of a file of PEFT.
 
     Raises WeightsError, which lists them, for arrays that are no adapters or are for other modules, and for an A

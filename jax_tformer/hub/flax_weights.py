@@ -1,6 +1,5 @@
 """Reads the weights of the Flax models that `transformers` had: flax_model.msgpack, without unpickling anything."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.files import user_path
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.folder import STORED, inside, read_index, read_origin
-from jax_tformer.hub.names import View
+from jax_tformer.hub.names import Views
 from jax_tformer.hub.pretrained import assembled, matching_tokenizer
 
 FLAX = "flax_model.msgpack"
@@ -43,7 +42,7 @@ def load_flax(folder: str | Path) -> tuple[AnyTransformer, Params, Tokenizer | N
     return net, params, tokenizer
 
 
-def flax_weights(folder: Path) -> Mapping[str, View]:
+def flax_weights(folder: Path) -> Views:
     """Returns the arrays of a folder by the names and in the layouts that PyTorch has for them.
 
     Both frameworks gave the modules the same names. A kernel is the transposed weight, and what Flax calls scale and

@@ -28,7 +28,7 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import from_dict, parse_json, to_dict
 from jax_tformer.functional import Params, transformer
-from jax_tformer.model.parameters import axes_of, flatten, is_vector, unflatten
+from jax_tformer.model.parameters import Shape, axes_of, flatten, is_vector, unflatten
 
 Region = tuple[slice, ...]
 """A slice with start and stop for each axis."""
@@ -40,7 +40,7 @@ class View(Protocol):
     """What can be read in part; `np.ndarray` is one."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Sizes of the axes."""
 
     @property
@@ -49,6 +49,10 @@ class View(Protocol):
 
     def __getitem__(self, region: Region, /) -> np.ndarray:
         """Reads a part."""
+
+
+Views = Mapping[str, View]
+"""Arrays by name, of which nothing is read yet."""
 
 
 def whole(view: View) -> Region:
@@ -132,7 +136,7 @@ class Rearranged:
         shape = [math.prod(_length(wanted[name]) for name in group) for group in self._after]
         return block.reshape(shape)[tuple(cropped)]
 
-    def _lengths(self, group: Sequence[str]) -> tuple[int, ...]:
+    def _lengths(self, group: Sequence[str]) -> Shape:
         return tuple(self._sizes[name] for name in group)
 
     def _cover(self, group: Sequence[str], first: Sequence[Any], last: Sequence[Any]) -> tuple[dict[str, slice], slice]:
@@ -159,7 +163,7 @@ def _within(part: slice, span: slice) -> slice:
 
 
 @lru_cache(maxsize=256)
-def rearranged_shape(shape: tuple[int, ...], axes: str, sizes: tuple[tuple[str, int], ...] = ()) -> tuple[int, ...]:
+def rearranged_shape(shape: Shape, axes: str, sizes: tuple[tuple[str, int], ...] = ()) -> Shape:
     """Returns the shape of a view of `shape` once it is `Rearranged`, by arithmetic: no size takes memory."""
     nothing: Any = SimpleNamespace(shape=shape, dtype=None)
     return Rearranged(nothing, axes, dict(sizes)).shape
@@ -196,7 +200,7 @@ def _groups(side: str) -> list[list[str]]:
     return [[name for name in (group or axis).split() if name != "1"] for group, axis in found]
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def _aligned(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
     """An empty array at an address that JAX takes over as it is, without a copy."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + 64, np.uint8)
@@ -230,7 +234,7 @@ class Slot(NamedTuple):
     layer: int | None
     axes: str
     """How our array, without the L axis, becomes theirs, as in einops."""
-    shape: tuple[int, ...]
+    shape: Shape
     """Of our array, without the L axis."""
     dtype: np.dtype
 
@@ -271,7 +275,7 @@ def to_reference(params: Params) -> dict[str, np.ndarray]:
     return {name: read(view) for name, view in reference_views(ours, params).items()}
 
 
-def reference_views(ours: Mapping[str, View], shapes: Params) -> Mapping[str, View]:
+def reference_views(ours: Views, shapes: Params) -> Views:
     """Returns views of our arrays (by path) with the names and layouts of `torch_ref`; nothing is read yet."""
     views = {}
     for name, slot in slots(shapes).items():
@@ -291,9 +295,7 @@ def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayL
     return unflatten({path: read(view) for path, view in views.items()})
 
 
-def parameter_views(
-    given: Mapping[str, View], shapes: Params, *, types: Mapping[str, np.dtype] | None = None
-) -> dict[str, View]:
+def parameter_views(given: Views, shapes: Params, *, types: Mapping[str, np.dtype] | None = None) -> dict[str, View]:
     """Returns views of arrays of `torch_ref` as our parameters, by path; nothing is read yet.
 
     Raises WeightsError as `from_reference` does; without `types`, any type fits.
@@ -312,7 +314,7 @@ def parameter_views(
     return {path: Stacked(parts) if stacked[path] else parts[0] for path, parts in layers.items()}
 
 
-def reference_shape(slot: Slot) -> tuple[int, ...]:
+def reference_shape(slot: Slot) -> Shape:
     """Returns the shape of the array in `torch_ref`."""
     return rearranged_shape(slot.shape, slot.axes)
 
@@ -328,8 +330,8 @@ def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> 
 
 def require_fit(
     what: str,
-    given: Mapping[str, View],
-    shapes: Mapping[str, tuple[int, ...]],
+    given: Views,
+    shapes: Mapping[str, Shape],
     *,
     doubled: Iterable[str] = (),
     types: Mapping[str, np.dtype] | None = None,

@@ -26,6 +26,7 @@ from jax_tformer.hub.families import (
     FAMILIES,
     CannotExpress,
     Family,
+    Fields,
     Layout,
     config_from_huggingface,
     family_of,
@@ -45,6 +46,7 @@ from jax_tformer.hub.folder import (
 from jax_tformer.hub.names import (
     Region,
     View,
+    Views,
     WeightsError,
     listed,
     parameter_views,
@@ -100,7 +102,7 @@ def matching_tokenizer(folder: Path, origin: Origin) -> Tokenizer | None:
 def assembled(
     folder: Path,
     origin: Origin,
-    stored: Mapping[str, View],
+    stored: Views,
     types: Mapping[str, str],
     *,
     dtype: Dtype | None = None,
@@ -171,7 +173,7 @@ def _usable(dtype: Dtype) -> Dtype:
     return dtype
 
 
-def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Params:
+def _placed(views: Views, shapes: Params, mesh: Mesh | None) -> Params:
     """Reads parameter after parameter onto the devices; of a mesh, each gets only its part."""
     declared = flatten(shapes)
     shardings = {} if mesh is None else flatten(parameter_shardings(mesh, shapes))
@@ -250,7 +252,7 @@ def save_pretrained(
         raise InputError(f"cannot write {out}: {error.strerror}; expected a place with room for it") from error
 
 
-def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str, dict[str, object]]:
+def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str, Fields]:
     """Returns the class (this one, or the first that can), and the fields of config.json that say what our config says.
 
     Raises CannotExpress if none can express the config, with what is in the way of the nearest.
@@ -272,7 +274,7 @@ def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str
     raise CannotExpress(told, nearest.model_type, nearest.changed) if isinstance(nearest, CannotExpress) else nearest
 
 
-def _settings(family: Family, config: TransformerConfig) -> dict[str, object]:
+def _settings(family: Family, config: TransformerConfig) -> Fields:
     """Returns the settings of a config, if need be without what only training uses: initializer and dropout."""
     template = family.template
     fresh = replace(config, initializer=template.initializer, residual_init_scale=template.residual_init_scale)
@@ -314,8 +316,8 @@ def _tensors(
 def _config_json(
     net: AnyTransformer,
     chosen: str,
-    said: dict[str, object],
-    tensors: Mapping[str, View],
+    said: Fields,
+    tensors: Views,
     types: Mapping[str, str],
     tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
@@ -429,7 +431,7 @@ def parse_size(size: int | str) -> int:
     return number
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, View], types: Mapping[str, str], most: int) -> None:
+def write_tensors(folder: Path, tensors: Views, types: Mapping[str, str], most: int) -> None:
     """Writes model.safetensors, or shards of at most `most` bytes (of one array if it is larger) with an index.
 
     `types` are the types to store, by name. Takes memory for one shard. Raises InputError for a number that its type

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_tformer.config import AttentionImplementation
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import KeyHeads, Queries, accumulator, context_parts, drop
+from jax_tformer.model.parameters import KeyHeads, Queries, Shape, accumulator, context_parts, drop
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 Attend = Callable[..., tuple[Array, Any]]
@@ -51,7 +51,7 @@ def lookup(
 
 
 def choose_implementation(
-    platform: str, dtype: jnp.dtype, query: tuple[int, ...], key: tuple[int, ...], mask: Mask, *, drops: bool
+    platform: str, dtype: jnp.dtype, query: Shape, key: Shape, mask: Mask, *, drops: bool
 ) -> AttentionImplementation:
     """Chooses the implementation for "auto" from the shapes of queries, `[B, T, H, C]`, and keys, `[B, S, K, C]`.
 

@@ -20,6 +20,7 @@ from jax_tformer.model.parameters import (
     ZEROS,
     Dropout,
     DropoutKey,
+    Shape,
     Stream,
     accumulator,
     context_parts,
@@ -41,8 +42,8 @@ class Linear(nnx.Module):
 
     def __init__(
         self,
-        inputs: tuple[int, ...],
-        outputs: tuple[int, ...],
+        inputs: Shape,
+        outputs: Shape,
         config: TransformerConfig,
         *,
         bias: bool,

@@ -14,7 +14,7 @@ from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.model.layers import soft_cap
-from jax_tformer.model.parameters import Count, Ids, Marks, Numbers, Positions, SourceIds, SourceMarks
+from jax_tformer.model.parameters import Count, Ids, Marks, Numbers, Positions, Shape, SourceIds, SourceMarks
 
 
 @dataclass(frozen=True)
@@ -117,7 +117,7 @@ def position_ids(tokens: Ids, is_token: Marks, segments: Numbers = None) -> Posi
     return jnp.maximum(so_far - before - 1, 0)
 
 
-def require_mask(name: str, mask: Array | None, shape: tuple[int, ...]) -> None:
+def require_mask(name: str, mask: Array | None, shape: Shape) -> None:
     """Raises InputError unless the mask, if there is one, has the shape of the tokens that it marks."""
     if mask is not None and jnp.shape(mask) != shape:
         what = ": True at tokens, False at padding" if name.endswith("mask") else ""

@@ -43,6 +43,8 @@ Stream = Float[Array, "B T D"]
 """The residual stream, and what enters and leaves the parts of a layer."""
 Memory = Float[Array, "B S D"] | None
 """The encoder's output; None: the cache holds its keys and values."""
+Shape = tuple[int, ...]
+"""The lengths of axes."""
 Queries = Float[Array, "B T H C"]
 KeyHeads = Float[Array, "B S K C"]
 """Keys or values."""
@@ -157,7 +159,7 @@ ZEROS = Start("constant", 0.0)
 ONES = Start("constant", 1.0)
 
 
-def parameter(shape: tuple[int, ...], config: TransformerConfig, start: Start) -> nnx.Param[Array]:
+def parameter(shape: Shape, config: TransformerConfig, start: Start) -> nnx.Param[Array]:
     """Declares a parameter that starts as `start`; it is zero until `draw` fills it."""
     return nnx.Param(jnp.zeros(shape, dtype_of(config.compute.parameter_dtype)), start=start)
 
@@ -172,7 +174,7 @@ def projection_start(config: TransformerConfig, fan_in: int, fan_out: int, scale
 class Declared(NamedTuple):
     """The declaration of a parameter."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: jnp.dtype
     start: Start
 
@@ -223,7 +225,7 @@ class Dropout(nnx.Module):
         """Drops elements of x; `key` is that of the forward pass or, inside a layer, of the layer."""
         return drop(x, self.rate, self.keep(key, x.shape))
 
-    def keep(self, key: DropoutKey, shape: tuple[int, ...]) -> Bool[Array, "..."] | None:
+    def keep(self, key: DropoutKey, shape: Shape) -> Bool[Array, "..."] | None:
         """Draws the mask of an array of this shape, True = kept; None if nothing is dropped."""
         return None if key is None or self.rate == 0 else keep_mask(site_key(key, self.site), self.rate, shape)
 
@@ -261,7 +263,7 @@ def layer_keys(key: DropoutKey, layers: int) -> Key[Array, " L"] | None:
     return None if key is None else jax.vmap(layer_key, (None, 0))(key, jnp.arange(layers))
 
 
-def keep_mask(key: RandomKey, rate: float, shape: tuple[int, ...]) -> Bool[Array, "..."]:
+def keep_mask(key: RandomKey, rate: float, shape: Shape) -> Bool[Array, "..."]:
     """Draws True (kept) with probability 1 - rate for each element."""
     # Drawn flat, then reshaped: XLA on CPU takes six times as long to compile a generator of four axes. Devices that
     # share the positions of a row can draw their parts, the same numbers, only of an array with its axes.

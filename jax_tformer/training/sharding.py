@@ -21,7 +21,7 @@ from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.files import shortened
 from jax_tformer.functional import Params
-from jax_tformer.model.parameters import axes_of
+from jax_tformer.model.parameters import Shape, axes_of
 from jax_tformer.training.processes import require_device_each
 
 T = TypeVar("T")
@@ -210,13 +210,13 @@ def name_of(path: tuple[Any, ...]) -> str:
     return ".".join(str(key.key) for key in [*keys][::-1])
 
 
-def _partition(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+def _partition(mesh: Mesh, path: str, shape: Shape) -> PartitionSpec:
     splits = _splits(path, shape)
     whole = (None,) * (len(shape) - len(splits))
     return PartitionSpec(*whole, *(name if name and size % mesh.shape[name] == 0 else None for _, size, name in splits))
 
 
-def _splits(path: str, shape: tuple[int, ...]) -> list[tuple[str, int, str | None]]:
+def _splits(path: str, shape: Shape) -> list[tuple[str, int, str | None]]:
     """Returns (axis, size, the mesh axis that would split it, if any) for each axis but that of layers."""
     axes = axes_of(path).replace("->", "").split()
     # A vector of the model's width is not worth gathering.

@@ -26,6 +26,7 @@ from jax_tformer.hub.names import (
     Rearranged,
     Stacked,
     View,
+    Views,
     WeightsError,
     listed,
     once,
@@ -40,7 +41,8 @@ from jax_tformer.model.parameters import flatten, unflatten
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, object]
-"""The fields of a config.json."""
+Fields = dict[str, object]
+"""The fields of a config.json, one that is there or one that is being made."""
 Weights = Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]
 
 MATRIX = "(n o) i -> n o i"
@@ -139,7 +141,10 @@ class Row(NamedTuple):
     """Whether the row counts only for configs whose model has these arrays, like the bias of a projection."""
 
 
-def modules(names: Mapping[str, str], theirs: str = "", ours: str = "", axes: str | None = None) -> tuple[Row, ...]:
+Rows = tuple[Row, ...]
+
+
+def modules(names: Mapping[str, str], theirs: str = "", ours: str = "", axes: str | None = None) -> Rows:
     """Makes the rows of the weights and biases of modules: their name -> ours, or several in one text.
 
     `theirs` and `ours` come before all names, and `axes` are those of the weights. Our model decides which have biases.
@@ -169,7 +174,7 @@ class Family:
     template: TransformerConfig
     """Our config for a config.json without settings; fields that no setting names are the same in the whole family."""
     settings: tuple[Setting, ...]
-    rows: Callable[[TransformerConfig], tuple[Row, ...]]
+    rows: Callable[[TransformerConfig], Rows]
     fixed: Settings = field(default_factory=dict)
     """Fields of config.json that change the function; only this value, the default, is supported."""
     flatten: Callable[[Settings], Settings] = lambda config: config
@@ -177,7 +182,7 @@ class Family:
     lists of layers into fields of their own, which the table can name. Raises InputError for what it cannot bring."""
     nest: Callable[[Settings], Settings] = lambda written: written
     """Inverts `flatten`; comes after the table when a config.json is written."""
-    adapted: Callable[[TransformerConfig, Mapping[str, View]], TransformerConfig] = lambda config, weights: config
+    adapted: Callable[[TransformerConfig, Views], TransformerConfig] = lambda config, weights: config
     """Changes our config by what only their arrays tell: parts that config.json does not mention, or ties. Raises
     WeightsError for arrays that no row reads and that the config contradicts."""
 
@@ -255,7 +260,7 @@ def _in_their_words(family: Family, problem: str, flat: Settings) -> str:
     return re.sub(r"([a-z][a-z_.]+)(?: is (\S+?)[;,]?(?= )|(?=\"| / | set\b))", named, problem)
 
 
-def write_settings(family: Family, config: TransformerConfig) -> dict[str, object]:
+def write_settings(family: Family, config: TransformerConfig) -> Fields:
     """Inverts `read_settings`; raises CannotExpress, which lists what the family cannot express, and
     WeightsError if our model has other parts than theirs.
 
@@ -270,7 +275,7 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
             # Numbers that None stands for, which not every reader works out.
             flat[f"{side}.key_value_heads"] = stack.key_value_heads or stack.num_heads
             flat[f"{side}.head_width"] = config.head_width(stack)
-    table: dict[str, object] = {"model_type": family.model_type, **family.fixed}
+    table: Fields = {"model_type": family.model_type, **family.fixed}
     for setting in family.settings:
         value = flat[setting.paths[0]]
         names = [name for name, meaning in (setting.values or {value: value}).items() if meaning == value]
@@ -342,7 +347,7 @@ class Place(NamedTuple):
 class Layout:
     """The rows of a class for one config: where each of their arrays is among ours."""
 
-    def __init__(self, rows: tuple[Row, ...], config: TransformerConfig) -> None:
+    def __init__(self, rows: Rows, config: TransformerConfig) -> None:
         """Expands the rows to all layers; raises WeightsError unless they fill exactly the arrays of `config`."""
         self._rows = rows
         self._shapes = {name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()}
@@ -386,7 +391,7 @@ class Layout:
             known[name] = None if dropped.fullmatch(chosen) else chosen
         return known
 
-    def ours(self, weights: Mapping[str, View]) -> dict[str, View]:
+    def ours(self, weights: Views) -> dict[str, View]:
         """Returns views of their arrays as ours. Reads only arrays that should repeat others, to compare them.
 
         Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not
@@ -414,7 +419,7 @@ class Layout:
                 ours.setdefault(name, part)
         return ours
 
-    def theirs(self, weights: Mapping[str, View], names: Collection[str] | None = None) -> Mapping[str, View]:
+    def theirs(self, weights: Views, names: Collection[str] | None = None) -> Views:
         """Returns views of our arrays as theirs; of arrays that repeat each other, those in `names`, or the first.
 
         Tied arrays are written once, as Hugging Face does, and of dropped ones those that it expects. Raises
@@ -447,9 +452,7 @@ def _inverse(axes: str) -> str:
     return f"{after} -> {before}"
 
 
-def config_from_huggingface(
-    config: Mapping[str, object], weights: Mapping[str, View] | None = None
-) -> TransformerConfig:
+def config_from_huggingface(config: Settings, weights: Views | None = None) -> TransformerConfig:
     """Returns our config of the model that a config.json (parsed) describes, computing in float32.
 
     `weights` are its arrays: some parts, such as the pooler of BertModel, are there if their arrays are. Without them,
@@ -463,7 +466,7 @@ def config_from_huggingface(
     return ours if weights is None else family.adapted(ours, weights)
 
 
-def family_of(config: Mapping[str, object]) -> Family:
+def family_of(config: Settings) -> Family:
     """Returns the tables of the class that a config.json names; raises InputError for unknown classes."""
     named = config.get("architectures")
     if not isinstance(named, list) or len(named) != 1:
@@ -471,7 +474,7 @@ def family_of(config: Mapping[str, object]) -> Family:
     return _family(str(named[0]))
 
 
-def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[TransformerConfig, Arrays]:
+def from_huggingface(config: Settings, weights: Weights) -> tuple[TransformerConfig, Arrays]:
     """Returns our config, and the weights with the names and layouts of `torch_ref`, bit for bit, in their own types.
 
     `config` is a parsed config.json; `weights` are their arrays by name, as a mapping or in pairs. Then
@@ -484,7 +487,7 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
     return ours, {name: read(view) for name, view in views.items()}
 
 
-def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:
+def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[Fields, Arrays]:
     """Inverts `from_huggingface`: returns the fields of config.json, and the arrays of a model of that class.
 
     Raises InputError if the class is unknown or cannot express `config`, and WeightsError if the weights (as

@@ -2,7 +2,20 @@
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import ACTIVATIONS, BIASES, Family, Row, Setting, Settings, head, modules, named, rope
+from jax_tformer.hub.families import (
+    ACTIVATIONS,
+    BIASES,
+    Family,
+    Fields,
+    Row,
+    Rows,
+    Setting,
+    Settings,
+    head,
+    modules,
+    named,
+    rope,
+)
 
 TEMPLATE = TransformerConfig(
     vocab_size=50432,
@@ -57,7 +70,7 @@ def _head_width(config: Settings) -> int:
     return width // heads
 
 
-def _flatten(config: Settings) -> dict[str, object]:
+def _flatten(config: Settings) -> Fields:
     """Works out `rotary_width`, of which they say the part of a head's width that it is."""
     given = rope.rope_object(config, "rope_scaling") or rope.rope_object(config)
     given.setdefault("rope_theta", config.get("rotary_emb_base"))
@@ -74,7 +87,7 @@ def _flatten(config: Settings) -> dict[str, object]:
     return {**config, **flat, "rotary_width": None if part == 1 else int(width * part)}
 
 
-def _nest(written: Settings) -> dict[str, object]:
+def _nest(written: Settings) -> Fields:
     nested = rope.nest(written)
     width = _head_width(written)
     turned = nested.pop("rotary_width")
@@ -82,7 +95,7 @@ def _nest(written: Settings) -> dict[str, object]:
     return {**nested, "rope_parameters": {**rope.nested_rope(written), "partial_rotary_factor": part}}
 
 
-def _rows(config: TransformerConfig) -> tuple[Row, ...]:
+def _rows(config: TransformerConfig) -> Rows:
     layer = ("gpt_neox.layers.*.", "decoder.blocks.*.")
     heads = (("h", config.output_stack.num_heads),)
     weights, biases = (

@@ -3,7 +3,7 @@
 from collections.abc import Callable, Sequence
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import Setting, Settings
+from jax_tformer.hub.families import Fields, Setting, Settings
 
 WINDOWED = "sliding_attention"
 FULL = "full_attention"
@@ -14,7 +14,7 @@ SETTINGS = (
 """Fields that no config.json has: `flatten` makes them of others."""
 
 
-def flatten(config: Settings, window: object, layers: int, is_windowed: Callable[[int], bool]) -> dict[str, object]:
+def flatten(config: Settings, window: object, layers: int, is_windowed: Callable[[int], bool]) -> Fields:
     """Returns `config` with the window and the pattern of its layers; `layers` is their number unless it says one.
 
     Where it does not list the kinds of layers, `is_windowed` tells that of each.
@@ -58,7 +58,7 @@ def flags_of(written: Settings) -> list[bool]:
     return [bool(pattern[layer % len(pattern)]) for layer in range(layers)]
 
 
-def nest(written: Settings) -> dict[str, object]:
+def nest(written: Settings) -> Fields:
     """Replaces the window and the pattern by the kinds of all layers; leaves `sliding_window` to the family."""
     rest = {name: value for name, value in written.items() if name not in ("window", "window_layers")}
     return {**rest, "layer_types": [WINDOWED if flag else FULL for flag in flags_of(written)]}

@@ -7,7 +7,8 @@ from jax_tformer.hub.families import (
     ATTENTION,
     BIASES,
     Family,
-    Row,
+    Fields,
+    Rows,
     Setting,
     Settings,
     head,
@@ -54,7 +55,7 @@ SETTINGS = (
 )
 
 
-def _flatten(config: Settings) -> dict[str, object]:
+def _flatten(config: Settings) -> Fields:
     """Works out `final_norm`, which follows from two of their settings."""
     width = config.get("hidden_size", TEMPLATE.d_model)
     projected = config.get("word_embed_proj_dim")
@@ -67,13 +68,13 @@ def _flatten(config: Settings) -> dict[str, object]:
     return {**config, "final_norm": before is not False and removed is not True}
 
 
-def _nest(written: Settings) -> dict[str, object]:
+def _nest(written: Settings) -> Fields:
     nested = dict(written)
     removed = nested["do_layer_norm_before"] is True and not nested.pop("final_norm")
     return {**nested, "_remove_final_layer_norm": removed, "word_embed_proj_dim": nested["hidden_size"]}
 
 
-def _rows(config: TransformerConfig) -> tuple[Row, ...]:
+def _rows(config: TransformerConfig) -> Rows:
     layer = "model.decoder.layers.*."
     ours = "decoder.blocks.*."
     names = {

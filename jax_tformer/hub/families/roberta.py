@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import Family, Row, Setting, Settings, bert, modules
+from jax_tformer.hub.families import Family, Fields, Rows, Setting, Settings, bert, modules
 
 
-def count_positions(config: Settings) -> dict[str, object]:
+def count_positions(config: Settings) -> Fields:
     """Works out how many positions there are, and in which row the first one is."""
     numbers = []
     for name, default in (("pad_token_id", 1), ("max_position_embeddings", 512)):
@@ -24,7 +24,7 @@ def count_positions(config: Settings) -> dict[str, object]:
     return {**config, "position_offset": padding + 1, "max_positions": rows - padding - 1}
 
 
-def nest_positions(written: Settings) -> dict[str, object]:
+def nest_positions(written: Settings) -> Fields:
     """Inverts `count_positions`."""
     nested = dict(written)
     offset = int(str(nested.pop("position_offset")))
@@ -46,7 +46,7 @@ MASKED = (
 )
 
 
-def _masked(config: TransformerConfig) -> tuple[Row, ...]:
+def _masked(config: TransformerConfig) -> Rows:
     return (
         *bert.encoder("roberta."),
         *bert.no_pooler("roberta."),

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.hub.families import Setting, Settings
+from jax_tformer.hub.families import Fields, Setting, Settings
 
 PREFIX = "rope_parameters."
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -31,7 +31,7 @@ SETTINGS = (
 )
 
 
-def rope_object(config: Settings, name: str = "rope_parameters") -> dict[str, object]:
+def rope_object(config: Settings, name: str = "rope_parameters") -> Fields:
     """Returns a field of `config` that should hold an object; {} for null and for an absent one."""
     given = config.get(name)
     if given is None:
@@ -41,7 +41,7 @@ def rope_object(config: Settings, name: str = "rope_parameters") -> dict[str, ob
     return dict(given)
 
 
-def flatten(config: Settings) -> dict[str, object]:
+def flatten(config: Settings) -> Fields:
     """Returns `config` with a field `rope_parameters.NAME` for each NAME that the table of settings has."""
     rope = rope_object(config, "rope_scaling") or rope_object(config)
     rope.setdefault("rope_theta", config.get("rope_theta"))
@@ -55,7 +55,7 @@ def require_whole(rope: Settings) -> None:
         raise InputError(f"partial_rotary_factor is {turning!r} in the Hugging Face config; only 1.0 is supported")
 
 
-def only_positions(config: Settings, flat: dict[str, object]) -> dict[str, object]:
+def only_positions(config: Settings, flat: Fields) -> Fields:
     """Returns `flat`; raises InputError if `config` says beside it that the positions before scaling were others."""
     name = "original_max_position_embeddings"
     above = config.get(name)
@@ -68,7 +68,7 @@ def only_positions(config: Settings, flat: dict[str, object]) -> dict[str, objec
     return flat
 
 
-def flat_rope(rope: Settings) -> dict[str, object]:
+def flat_rope(rope: Settings) -> Fields:
     """Returns what an object of rotary positions says, as flat fields.
 
     Leaves out what its kind of scaling does not read. Raises InputError if something that it reads is absent.
@@ -81,13 +81,13 @@ def flat_rope(rope: Settings) -> dict[str, object]:
     return {f"{PREFIX}{name}": value for name, value in (known | {"rope_type": kind}).items()}
 
 
-def nest(written: Settings) -> dict[str, object]:
+def nest(written: Settings) -> Fields:
     """Inverts `flatten`, in the newer of the two forms."""
     rest = {name: value for name, value in written.items() if not name.startswith(PREFIX)}
     return {**rest, "rope_parameters": nested_rope(written)}
 
 
-def nested_rope(written: Settings) -> dict[str, object]:
+def nested_rope(written: Settings) -> Fields:
     """Inverts `flat_rope`."""
     kept = ("rope_type", "rope_theta", *_READ[str(written[f"{PREFIX}rope_type"])])
     return {name: written[f"{PREFIX}{name}"] for name in kept}

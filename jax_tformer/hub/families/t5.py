@@ -1,12 +1,11 @@
 """The tables of T5 (Raffel et al., 2020), 1.0 and 1.1, and Flan: `transformers.T5ForConditionalGeneration`."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import require
-from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, modules
-from jax_tformer.hub.names import View, same_bytes
+from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Row, Rows, Setting, Settings, modules
+from jax_tformer.hub.names import Views, same_bytes
 
 _STACK = StackConfig(
     num_layers=6,
@@ -70,7 +69,7 @@ _GATED_GELU = "gated-gelu"
 """Their one name of an activation that means GELU with tanh, the others' "gelu" being exact."""
 
 
-def flatten(config: Settings) -> Settings:
+def flatten(config: Settings) -> Fields:
     """Brings the two parts of `feed_forward_proj` into the fields that newer versions save beside it."""
     given = config.get("feed_forward_proj") or "relu"
     gate, _, name = str(given).rpartition("-")
@@ -84,7 +83,7 @@ def flatten(config: Settings) -> Settings:
     return {**parts, **{name: value for name, value in config.items() if value is not None}, **said}
 
 
-def nest(written: Settings) -> Settings:
+def nest(written: Settings) -> Fields:
     """Adds `feed_forward_proj`, which older versions read alone."""
     name = written["dense_act_fn"]
     gated = written["is_gated_act"]
@@ -93,7 +92,7 @@ def nest(written: Settings) -> Settings:
     return {**written, "dense_act_fn": exact, "feed_forward_proj": whole}
 
 
-def adapted(config: TransformerConfig, weights: Mapping[str, View]) -> TransformerConfig:
+def adapted(config: TransformerConfig, weights: Views) -> TransformerConfig:
     """Returns `config` with the head tied, unless the file has a head that differs from the token table.
 
     Newer versions save "tie_word_embeddings": true whatever the model is, and go by the arrays when they load it.
@@ -106,7 +105,7 @@ def adapted(config: TransformerConfig, weights: Mapping[str, View]) -> Transform
 _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _stack(side: str, gated: bool) -> tuple[Row, ...]:
+def _stack(side: str, gated: bool) -> Rows:
     first = f"{side}.block.*.layer.0."
     ours = f"{side}.blocks.*."
     last = f"{side}.block.*.layer.{1 if side == 'encoder' else 2}."
@@ -121,7 +120,7 @@ def _stack(side: str, gated: bool) -> tuple[Row, ...]:
     )
 
 
-def rows(config: TransformerConfig) -> tuple[Row, ...]:
+def rows(config: TransformerConfig) -> Rows:
     """Returns the rows of a T5ForConditionalGeneration."""
     assert config.encoder is not None  # as in the template
     table = "source_embedding.tokens.weight"

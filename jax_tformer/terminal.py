@@ -18,7 +18,7 @@ from itertools import dropwhile, takewhile
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from jax_tformer.config.errors import InputError, TrainingFailed
+from jax_tformer.config.errors import InputError, TrainingFailed, reason_of
 
 if TYPE_CHECKING:
     from tyro.constructors import ConstructorRegistry
@@ -296,7 +296,7 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
 
 def _too_large(error: Exception) -> str | None:
     """Says in a few words which memory, of the host or a device, is too small, if that is what `error` means."""
-    told = " ".join(str(error).split())
+    told = reason_of(error)
     if isinstance(error, OverflowError):
         return f"a size is larger than any computer has room for ({told})"
     # From XLA, from PyTorch on a CPU, from PyTorch on a GPU.

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jax_tformer.config import Dtype
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import list_files, new_folder, require_new_folder, to_dict, user_path, write_json
 from jax_tformer.runs.folder import (
     RunFolder,
@@ -87,7 +87,7 @@ def export_weights(out: Path, trained: Trained) -> None:
         try:
             save_weights(whole / "model.safetensors", trained.params, trained.net.config)
         except safetensors.SafetensorError as error:
-            raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
+            raise InputError(f"cannot write {out}: {reason_of(error)}") from error
 
 
 def export_adapters(run: RunFolder, out: Path, trained: Trained, architecture: str | None, base: str | None) -> None:

@@ -60,6 +60,11 @@ class TrainingFailed(RuntimeError):
     """Training cannot go on: a loss or gradient is not finite. Programs print one line and exit with status 1."""
 
 
+def reason_of(error: Exception) -> str:
+    """Returns what an error of a library says, on one line, or its name if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
+
+
 def require(condition: bool, message: str) -> None:
     """Raises InputError(message) unless `condition` holds."""
     if not condition:

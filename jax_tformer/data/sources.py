@@ -26,7 +26,7 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data import generated
 from jax_tformer.data.order import held_out_items
@@ -119,8 +119,9 @@ class Blocks(Iterable[bytes]):
         try:
             yield from self._read()
         except (EOFError, OSError, zlib.error) as error:
-            told = " ".join(str(error).split())
-            raise InputError(f"{self.path} is damaged or cannot be read ({told}); restore it; then go on") from error
+            raise InputError(
+                f"{self.path} is damaged or cannot be read ({reason_of(error)}); restore it; then go on"
+            ) from error
 
     def _read(self) -> Iterator[bytes]:
         path = self.path
@@ -248,7 +249,7 @@ def _read_parquet(path: Path, column: str) -> Iterator[str | None]:
             for batch in file.iter_batches(1024, columns=[column]):
                 yield from batch[0].to_pylist()
     except (arrow.ArrowException, OSError) as error:
-        raise InputError(f"{path} is damaged ({' '.join(str(error).split())}); restore it; then go on") from error
+        raise InputError(f"{path} is damaged ({reason_of(error)}); restore it; then go on") from error
 
 
 def _named(path: str) -> list[Path]:

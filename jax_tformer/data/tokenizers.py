@@ -19,7 +19,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.files import from_dict, hub_folder, kept, read_json, read_text, user_path, write_text
 
@@ -44,16 +44,16 @@ _CLS = ("cls_token", "[CLS]")
 _SEP = ("sep_token", "[SEP]")
 _BEGIN = ("cls_token", "<s>")
 _END = ("sep_token", "</s>")
-_OWN: Mapping[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]] = {
-    "BertTokenizer": ((_CLS,), (_SEP,)),
-    "DistilBertTokenizer": ((_CLS,), (_SEP,)),
-    "RobertaTokenizer": ((_BEGIN,), (_END,)),
-    "BartTokenizer": ((_BEGIN,), (_END,)),
-    "T5Tokenizer": ((), (("eos_token", "</s>"),)),
-    "GPTNeoXTokenizer": ((), ()),
+_OWN: Mapping[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
+    "BertTokenizer": (_CLS, _SEP),
+    "DistilBertTokenizer": (_CLS, _SEP),
+    "RobertaTokenizer": (_BEGIN, _END),
+    "BartTokenizer": (_BEGIN, _END),
+    "T5Tokenizer": (None, ("eos_token", "</s>")),
+    "GPTNeoXTokenizer": (None, None),
 }
 """Class in `transformers` -> what it always puts before and after a text: Hugging Face's name of the token, and the
-token if the settings do not say."""
+token if the settings do not say; None: nothing."""
 _CLEANED = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
@@ -383,10 +383,9 @@ def follow_settings(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], 
     """
     kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
     if kind in _OWN:
-        sides = [[backend.token_to_id(tokens.get(*named)) for named in side] for side in _OWN[kind]]
-        before, after = (tuple(id for id in side if id is not None) for side in sides)
-        if None not in (*sides[0], *sides[1]) and added_ids(backend) != (before, after):
-            backend.post_processor = template(backend, Framing(before, after))
+        around: Any = tuple((backend.token_to_id(tokens.get(*named)),) if named else () for named in _OWN[kind])
+        if (None,) not in around and added_ids(backend) != around:
+            backend.post_processor = template(backend, Framing(*around))
     first = backend.pre_tokenizer
     normalizer = backend.normalizer
     if isinstance(first, ByteLevel) and isinstance(spaced := settings.get("add_prefix_space"), bool):
@@ -526,8 +525,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         follow_settings(backend, settings, special_tokens(settings))
         return Tokenizer(backend, _roles(settings), framing)
     except Exception as error:  # the library raises nothing narrower
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path} is not a tokenizer ({reason}); restore it, or start a new run") from error
+        raise InputError(f"{path} is not a tokenizer ({reason_of(error)}); restore it, or start a new run") from error
 
 
 def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:

@@ -23,7 +23,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from jax_tformer.config import LoraConfig, LoraTarget
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import (
     from_dict,
     new_folder,
@@ -126,7 +126,7 @@ def save_adapters(
             save_file(arrays, whole / WEIGHTS, metadata=metadata)
             write_json(whole / CONFIG, said)
     except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
+        raise InputError(f"cannot write {out}: {reason_of(error)}") from error
 
 
 def load_adapters(

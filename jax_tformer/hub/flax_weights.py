@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 from flax import serialization, traverse_util
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.files import user_path
 from jax_tformer.functional import AnyTransformer, Params
@@ -81,5 +81,6 @@ def _unpacked(path: Path) -> dict[str, Any]:
         tree = serialization.msgpack_restore(path.read_bytes())
         return traverse_util.flatten_dict({"": tree}, sep="/")
     except _DAMAGES as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} is truncated or damaged ({reason}); restore it, or load it again") from error
+        raise InputError(
+            f"{path} is truncated or damaged ({reason_of(error)}); restore it, or load it again"
+        ) from error

@@ -15,7 +15,7 @@ import numpy as np
 import safetensors
 
 from jax_tformer.config import Dtype
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import not_regular, read_json, shortened, write_json
 
 WEIGHTS = "model.safetensors"
@@ -100,27 +100,27 @@ _SAME = (
     "bad_words_ids",
 )
 """Settings that mean the same in a DecodingConfig."""
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "typical_p": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "encoder_repetition_penalty": (1.0,),
-    "diversity_penalty": (0.0,),
-    "num_beam_groups": (1,),
-    "guidance_scale": (1.0,),
-    "exponential_decay_length_penalty": (),
-    "sequence_bias": (),
-    "force_words_ids": (),
-    "constraints": (),
-    "penalty_alpha": (0.0,),
-    "stop_strings": ([],),
-    "max_time": (),
-    "top_h": (),
-    "token_healing": (False,),
-    "watermarking_config": (),
-    "num_return_sequences": (1,),
+_NEUTRAL: Mapping[str, object] = {
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "diversity_penalty": 0.0,
+    "num_beam_groups": 1,
+    "guidance_scale": 1.0,
+    "exponential_decay_length_penalty": None,
+    "sequence_bias": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "penalty_alpha": 0.0,
+    "stop_strings": None,
+    "max_time": None,
+    "top_h": None,
+    "token_healing": False,
+    "watermarking_config": None,
+    "num_return_sequences": 1,
 }
-"""Setting that changes what is generated, which we do not have -> the values with which it changes nothing."""
+"""Setting that changes what is generated, which we do not have -> the value with which it changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -245,7 +245,7 @@ def read_defaults(
     ignored = [
         f"{name} {given[name]!r:.40}"
         for name, neutral in _NEUTRAL.items()
-        if name in given and given[name] not in neutral and given[name] != []
+        if name in given and given[name] not in (neutral, [])
     ]
     # Those of beams also without num_beams: a flag may ask for a beam search.
     decoding = {name: _as_tuple(given[name]) for name in _SAME if name in given}
@@ -411,8 +411,9 @@ def open_file(folder: Path, name: str) -> dict[str, Stored]:
         if start.startswith(b"PK\x03\x04") or (start.startswith(b"\x80") and any(start[4:])):
             problem = "is a pickle by another name, which is not read, because it can run code"
             raise InputError(f"{path} {problem}; {_CONVERT}") from error
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path} is truncated or damaged ({reason}); restore it, or load it again") from error
+        raise InputError(
+            f"{path} is truncated or damaged ({reason_of(error)}); restore it, or load it again"
+        ) from error
 
 
 _CONVERT = (

@@ -25,7 +25,7 @@ from numpy.typing import ArrayLike
 from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import from_dict, parse_json, to_dict
 from jax_tformer.functional import Params, transformer
 from jax_tformer.model.parameters import Shape, axes_of, flatten, is_vector, unflatten
@@ -383,7 +383,7 @@ def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
             metadata = file.metadata() or {}
         weights: dict[str, np.ndarray] = load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"cannot read weights from {path}: {' '.join(str(error).split())}") from error
+        raise InputError(f"cannot read weights from {path}: {reason_of(error)}") from error
     require(
         CONFIG_KEY in metadata, f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights"
     )

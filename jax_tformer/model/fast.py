@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import AttentionImplementation
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import KeyHeads, Queries, Shape, accumulator, context_parts, drop
 from jax_tformer.scan import ATTENTION_OUTPUT
@@ -232,7 +232,7 @@ def attend_by_cudnn(
         )
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"attention is 'cudnn', which cannot compute this here ({' '.join(str(error).split())}); expected 'einsum'"
+            f"attention is 'cudnn', which cannot compute this here ({reason_of(error)}); expected 'einsum'"
         ) from error
     # Not named for `rematerialize`, whose policy keeps all results of this kernel.
     return _without_blind(output, key.shape[1], mask), None

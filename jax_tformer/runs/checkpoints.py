@@ -42,7 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import read_json, require_writable, sync, write_json
 from jax_tformer.model.parameters import accumulator
 from jax_tformer.training.processes import active, ask_first, is_first
@@ -252,9 +252,8 @@ class Checkpoints:
             _remove_unfinished(pending)
             # TensorStore reports a full disk as a ValueError that carries the system's error number in its text.
             if isinstance(error, OSError) or "os_error_code" in str(error):
-                reason = " ".join(str(error).split())
                 raise InputError(
-                    f"the checkpoint of step {step} could not be written to {self._folder}: {reason}; "
+                    f"the checkpoint of step {step} could not be written to {self._folder}: {reason_of(error)}; "
                     "make room or mend the folder, then start again: older checkpoints are untouched"
                 ) from error
             raise
@@ -351,8 +350,9 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) ->
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         # Its files are as they were sealed, and were not made by `save`.
-        reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
-        raise InputError(f"the checkpoint {path} is not one of this library ({reason}); use another copy") from error
+        raise InputError(
+            f"the checkpoint {path} is not one of this library ({reason_of(error)[:_LONGEST_REASON]}); use another copy"
+        ) from error
     return Restored(number, state, extra, tuple(skipped))
 
 

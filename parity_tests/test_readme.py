@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    if not path.name.endswith(".template.md")
 }
 README = PAGES["README.md"]
 RUN_ELSEWHERE = {

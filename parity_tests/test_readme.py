@@ -131,7 +131,7 @@ def test_commands_exist(page):
     """Programs, modules, targets of make and experiments, in the blocks without a language."""
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for language, block in re.findall(r"^```(.*?)\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
-        for line in block.splitlines():
+        for line in block.replace("\\\n", " ").splitlines():
             if language or not re.match(r"(\$ )?(make|python|jax-tformer) ", line):
                 continue
             program, *rest = shlex.split(line.removeprefix("$ "), comments=True)

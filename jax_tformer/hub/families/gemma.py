@@ -118,7 +118,8 @@ def _nest2(written: Settings) -> dict[str, object]:
     widths = {"head_width": written["head_dim"], "model_width": written["hidden_size"], "none": 1}
     number = widths[scale] if isinstance(scale, str) else scale
     nested = layer_types.nest(rope.nest(written))
-    return {**nested, "sliding_window": written["window"], "query_pre_attn_scalar": number}
+    # Their field is a whole number: a scale that is none is refused, because it is not what is read back.
+    return {**nested, "sliding_window": written["window"], "query_pre_attn_scalar": int(number)}
 
 
 def _nest3(written: Settings) -> dict[str, object]:

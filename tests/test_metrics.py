@@ -202,14 +202,6 @@ def test_what_there_is_room_for(clock):
     assert re.fullmatch(rf"{whole[0]}  ━+ +{'  '.join(whole[1:])}", shown(line, 80))
 
 
-def test_labels_take_the_place_of_the_time_left(clock):
-    line = ProgressLine(0, 1500, pytest.fail, terminal())
-    with line.during("compiling"):
-        clock[0] += 12
-        assert shown(line, 40) == f"step 0/1500{'':13}  compiling 12 s"  # the bar is still empty
-    assert "compiling" not in shown(line, 80)
-
-
 def test_plain_lines_now_and_then_without_a_terminal(clock):
     output = io.StringIO()
     with ProgressLine(0, 40, pytest.fail, Console(file=output, width=80)) as line, line.during("compiling"):

@@ -11,7 +11,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import TransformerConfig
 
 _WARM_SECONDS = 0.15
 """For so long a way is called before it counts."""
@@ -19,56 +19,16 @@ Shape = tuple[int, int, int]
 """m, k, n of a product [m, k] x [k, n]."""
 
 
-class Flops(NamedTuple):
-    """Floating-point operations of one training step; a multiplication and an addition are two."""
-
-    projections: int
-    """Products of activations with parameters, the head included; looking up embeddings is none."""
-    attention: int
-    """Products of queries with keys and of weights with values; where causal, the half that must be computed."""
-
-    @property
-    def needed(self) -> int:
-        """What counts as work."""
-        return self.projections + self.attention
-
-
-def training_flops(config: TransformerConfig, batch: int, length: int, source: int = 0) -> Flops:
-    """Counts the operations of a step on `batch` rows of `length` tokens (of a target), with `source` tokens before.
-
-    Every product is computed once forward and twice backward, once for each of its factors: 6 operations for each
-    parameter and token, and for self-attention 12 L H C T S in a row (two products of 2 H C T S forward). What
-    softmax, norms, activations and the optimizer take is left out: it does not grow with the widths squared.
-    """
-    encoder, decoder = config.encoder, config.decoder
-    read = source if decoder is not None else length
-    projections = attention = 0
-    for path, leaf in _shapes(config).items():
-        if path.endswith(".kernel"):
-            of_source = path.startswith("encoder.") or _made_of_source(path)
-            projections += 6 * math.prod(leaf.shape) * (read if of_source else length)
-    if config.tied_head:
-        projections += 6 * (config.vocab_size or 0) * config.d_model * length
-    if encoder is not None:
-        attention += _attention(config, encoder, read, read)
-    if decoder is not None:
-        attention += _attention(config, decoder, length, length) // 2
-        if encoder is not None:
-            attention += _attention(config, decoder, length, source)
-    return Flops(batch * projections, batch * attention)
-
-
-def _attention(config: TransformerConfig, stack: StackConfig, queries: int, keys: int) -> int:
-    return 12 * stack.num_layers * stack.num_heads * config.head_width(stack) * queries * keys
-
-
 def weight_bytes(config: TransformerConfig) -> int:
     """Counts the bytes of parameters that a step of decoding reads: the decoder's and the head's.
 
     The head may be the token table. Of other tables a step reads a row; keys and values of a source are in the cache.
     """
-    shapes = _shapes(config)
-    read = [path for path in shapes if path.startswith(("decoder.", "head.")) and not _made_of_source(path)]
+    # Imported here, so that PyTorch is measured in a process without JAX.
+    from jax_tformer.training.work import made_of_source, parameter_shapes
+
+    shapes = parameter_shapes(config)
+    read = [path for path in shapes if path.startswith(("decoder.", "head.")) and not made_of_source(path)]
     if config.tied_head:
         # The decoder's table is declared last, or is the only one.
         read.append([path for path in shapes if path.endswith("tokens.embedding")][-1])
@@ -87,20 +47,6 @@ def cache_bytes(config: TransformerConfig, batch: int, prompt: int, new_tokens: 
     translates = config.encoder is not None
     tokens = new_tokens / 2 + (1 if translates else prompt)
     return int(of_token * (batch * beams * tokens + (batch * prompt if translates else 0)))
-
-
-def _shapes(config: TransformerConfig) -> dict[str, Any]:
-    """Every parameter's, by its path with dots."""
-    from flax import traverse_util
-
-    from jax_tformer.functional import transformer
-
-    return traverse_util.flatten_dict(transformer(config).shapes, sep=".")
-
-
-def _made_of_source(path: str) -> bool:
-    # Keys and values of cross-attention are made of the encoder's output.
-    return ".cross_attention.key." in path or ".cross_attention.value." in path
 
 
 class Way(NamedTuple):

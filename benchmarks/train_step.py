@@ -5,7 +5,7 @@ from collections.abc import Mapping, Sequence
 from functools import partial
 from typing import Any
 
-from benchmarks.bounds import Shape, fastest, training_flops
+from benchmarks.bounds import Shape, fastest
 from benchmarks.session import (
     ModelOptions,
     Report,
@@ -119,6 +119,8 @@ def _figures(case: TrainingCase, first: StepFigures, turns: list[list[StepFigure
 
 def _compare(case: TrainingCase, sides: dict[str, dict[str, Any]], rates: list[dict[str, float]]) -> dict[str, Any]:
     """Sets the sides beside the floor and the faster reference, and their losses beside ours."""
+    from jax_tformer.training.work import training_flops
+
     compute, flops = case.config.compute.dtype, training_flops(case.config, *case.shape)
     products = {library: fastest(rates, library, compute) for library in ("jax", "torch")}
     floor = flops.needed / max(way.rate for way in products.values())

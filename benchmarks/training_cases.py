@@ -8,7 +8,7 @@ import numpy as np
 from jax_tformer.config import IGNORED, DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.data.pipeline import shift_right
+from jax_tformer.data.pairs import shift_right
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4, schedule="constant", warmup_steps=0)
 """Clipping, AdamW and weight decay as in training; a rate at which the first updates show in the loss."""

@@ -21,6 +21,7 @@ from jax_tformer.functional import DecoderOnlyTransformer
 from jax_tformer.hub import names
 from jax_tformer.hub.families import from_huggingface
 from parity import Difference, first_difference
+from parity.differ.answer import folded
 
 COLUMNS = 100
 
@@ -53,12 +54,8 @@ def drawn(said: str) -> str:
     console = Console(width=COLUMNS, record=True, file=io.StringIO())
     console.print(Text(">>> print(first_difference(ours, gpt2, None, [tokens], params=params, name='GPT-2'))", "bold"))
     for line in said.splitlines():
-        label = re.match(r" *(JAX|PyTorch|what:|agrees:|differs:)? *", line)
-        indent = " " * (len(label[0]) if label else 2)
         style = "bold" if line.startswith(("GPT-2", "  JAX", "  PyTorch", "  what")) else ""
-        text = Text(line, style).wrap(console, COLUMNS - len(indent) - 2)
-        for n, row in enumerate(text):
-            console.print(row if n == 0 else Text(indent) + row, soft_wrap=True)
+        console.print(Text(folded(line, COLUMNS), style), soft_wrap=True)
     svg = console.export_svg(title="Where do they part?")
     return re.sub(r"@font-face \{.*?\}\s*", "", svg, flags=re.DOTALL)
 

@@ -54,6 +54,8 @@ def stacks(draw, longest, *, may_be_parallel=True):
     # The norm behind a branch of one number leaves its sign: its gradient is what eps makes of rounding.
     least = 5 if placement == "sandwich" else 1
     width = 3 if width == 1 and placement == "sandwich" else width
+    # RMSNorm of one number leaves its sign, as LayerNorm of two: its gradient is what eps makes of rounding.
+    normed = (width or 8 // heads) > (2 if norm == "layernorm" else 1) and drawn["query_key_norm"]
     patterns = [(True, False), (False, True), (False, True, True)] if window is not None else []
     return drawn | {
         "num_layers": layers,
@@ -63,10 +65,10 @@ def stacks(draw, longest, *, may_be_parallel=True):
         "head_width": width,
         "window": window,
         "window_layers": draw(few(None, *(each for each in patterns if len(each) <= layers))),
-        "attention_scale": draw(one_of(described.AttentionScale) | few(3)),
+        "attention_scale": draw(one_of(described.AttentionScale) | few(3, 0.7)),
         "score_cap": draw(few(None, None, 2.0)),
-        # RMSNorm of one number leaves its sign, as LayerNorm of two: its gradient is what eps makes of rounding.
-        "query_key_norm": (width or 8 // heads) > (2 if norm == "layernorm" else 1) and drawn["query_key_norm"],
+        "query_key_norm": normed,
+        "query_key_scale": not normed or drawn["query_key_scale"],
         "parallel": may_be_parallel and placement == "pre" and drawn["parallel"],
         "norm_eps": draw(few(1e-12, 1e-6, 1e-5, 1e-2)),
         "norm_bias": norm == "layernorm" and drawn["norm_bias"],
@@ -125,6 +127,7 @@ def configs(draw, longest):
     head = draw(one_of(described.Head).filter(lambda head: alone or not head.startswith("classify")))
     poolers = {"classify_text": few("tanh", "relu"), "none": one_of(described.Pooler) if alone else few("none")}
     pooler = draw(poolers.get(head, few("none")))
+    cap = draw(few(None, None, 2.0)) if head in ("linear", "transform") else None
     predicts, classifies = head in ("linear", "transform"), head.startswith("classify")
     # A rate that nothing reads is refused.
     drops = {"pooler": pooler != "none", "classifier": classifies}
@@ -141,7 +144,8 @@ def configs(draw, longest):
         "tied_head": predicts and drawn["tied_head"],
         "head_bias": predicts and drawn["head_bias"],
         "head_scale": predicts and drawn["head_scale"],
-        "logit_cap": draw(few(None, None, 2.0)) if predicts else None,
+        "logit_cap": cap,
+        "logit_cap_form": drawn["logit_cap_form"] if cap else "tanh",
         "initializer_std": draw(few(0.02, 1.0)),
         "dropout": DropoutConfig(
             **{rate.name: draw(few(0.0, 0.3)) if drops.get(rate.name, True) else 0.0 for rate in fields(DropoutConfig)}

@@ -10,7 +10,7 @@ from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from parity_tests.faults import Fault, code_fault
 from torch_ref import attention, blocks, embedding, reference
 from twin.bridge import Pair
-from twin.cases import VOCABULARY, weights_for
+from twin.cases import SWITCHES, VOCABULARY, weights_for
 
 GEMMA = TransformerConfig(
     vocab_size=VOCABULARY,
@@ -77,6 +77,10 @@ _CROSSED = StackConfig(
 )
 CROSSED = TransformerConfig(vocab_size=VOCABULARY, d_model=24, encoder=_CROSSED, decoder=_CROSSED)
 """No family has these together: capped scores with a bias, and caps and sandwiches around attention to a source."""
+
+
+BOUNDED = SWITCHES["switches-bounded"]
+"""What modded-nanogpt has."""
 
 
 @cache
@@ -187,6 +191,13 @@ FAULTS = {
         otherwise(NEOX, "parallel: the feed-forward reads the sum", {"parallel": False}),
         code_fault("rotary: the last columns turn", attention, "rotate", last_columns_turned),
         code_fault("parallel: one norm for both branches", blocks.Block, "_before", summed_in_parallel),
+    ),
+    BOUNDED: (
+        otherwise(BOUNDED, "scores: scaled by the head's width, not 0.12", {"attention_scale": "head_width"}),
+        otherwise(BOUNDED, "rotary: all columns turn, not half", {"rotary": RotaryConfig()}),
+        otherwise(BOUNDED, "ReLU not squared", {"activation": "relu"}),
+        otherwise(BOUNDED, "logits: bounded by tanh, not by a root", logit_cap_form="tanh"),
+        code_fault("queries and keys without a scale not normalised", attention.Norm, "forward", heads_as_they_are),
     ),
     CROSSED: (
         code_fault("sandwich: cross-attention's output not normalised", blocks.Block, "forward", without(_CROSS)),

@@ -31,7 +31,7 @@ BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 24, 64, 4, 61
 STACK = StackConfig(num_layers=1, num_heads=HEADS)
 CONFIG = TransformerConfig(vocab_size=VOCABULARY, d_model=WIDTH, decoder=STACK, tied_head=True, head_bias=True)
 NORMS = {"layernorm": STACK, "rmsnorm": StackConfig(1, HEADS, norm="rmsnorm", norm_bias=False)}
-ACTIVATIONS = ("relu", "gelu_erf", "gelu_tanh", "silu")
+ACTIVATIONS = ("relu", "relu_squared", "gelu_erf", "gelu_tanh", "silu")
 ATTENTION = ("einsum", "blocks")
 SCALE = (WIDTH // HEADS) ** -0.5
 DRAWS = 5

@@ -1,48 +1,61 @@
 """docs/gallery.md: the command names the line of every bug, and nothing where it is mended."""
 
 import json
+import re
 import subprocess
 import sys
-from importlib import import_module
 from pathlib import Path
 
 import pytest
 
+from parity.__main__ import main as parity
+
 ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "gallery.md").read_text("utf-8")
-NAMES = sorted(path.stem for path in (ROOT / "examples" / "gallery").glob("*.py"))
+TEXTS = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "examples" / "gallery").glob("*.py"))}
+BUG = re.compile(r"^( *)# The bug\. Mended: (.*)\n *(.*)$", re.MULTILINE)
 pytestmark = pytest.mark.usefixtures("as_others_write")
 
 
 @pytest.fixture
-def example(name, monkeypatch):
-    monkeypatch.syspath_prepend(ROOT / "docs")
-    return import_module("build_gallery").Example(name)
+def find(tmp_path, monkeypatch, capsys):
+    """Runs the page's command with this text in the file: its status, and what it prints."""
+
+    def find(name, text, *more):
+        monkeypatch.chdir(tmp_path)
+        Path(f"{name}.py").write_text(text, "utf-8")
+        [command] = re.findall(rf"^\$ python -m parity (find {name}\.py:ours .*)$", PAGE, re.MULTILINE)
+        return parity([*command.split(), *more]), capsys.readouterr().out
+
+    return find
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_the_line_of_the_bug_is_named_for_sure(name, example):
-    status, said = example.asked(example.text, "--json")
+@pytest.mark.parametrize("name", TEXTS)
+def test_the_line_of_the_bug_is_named_for_sure(name, find):
+    bug, *more = BUG.finditer(TEXTS[name])
+    line = TEXTS[name].count("\n", 0, bug.end()) + 1
+    status, said = find(name, TEXTS[name], "--json")
     found = json.loads(said)
-    assert (status, found["ours"]["line"], Path(found["ours"]["file"]).stem) == (1, example.bugs[0], name)
+    assert (status, found["ours"]["line"], Path(found["ours"]["file"]).stem) == (1, line, name)
     assert found["verdict"].startswith("sure")
-    assert f"  JAX      {name}.py:{example.bugs[0]}  " in PAGE
+    assert f"  JAX      {name}.py:{line}  " in PAGE
+    mend = "\n".join(f"-{wrong}\n+{right}" for _, right, wrong in (each.groups() for each in (bug, *more)))
+    assert f"(../examples/gallery/{name}.py):\n\n```diff\n{mend}\n```" in PAGE
 
 
-@pytest.mark.parametrize("name", NAMES)
-def test_mended_they_are_the_same(example):
-    assert example.mended != example.text
-    status, said = example.asked(example.mended)
+@pytest.mark.parametrize("name", TEXTS)
+def test_mended_they_are_the_same(name, find):
+    status, said = find(name, BUG.sub(r"\1\2", TEXTS[name]))
     assert status == 0, said
 
 
 def test_there_are_enough():
-    assert len(NAMES) >= 12
-    assert "{{" not in PAGE
+    assert len(TEXTS) >= 12
 
 
 @pytest.mark.deep
-def test_the_commands_print_what_the_page_says():
-    command = [sys.executable, "docs/build_gallery.py", "--check"]
+@pytest.mark.parametrize("page", ["gallery", "porting"])
+def test_the_commands_print_what_the_page_says(page):
+    command = [sys.executable, "docs/rerun.py", "--check", page]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

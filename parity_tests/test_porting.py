@@ -1,63 +1,41 @@
-"""docs/porting.md: its commands print what the page says, and what it shows is in the files."""
+"""docs/porting.md: what it shows is in the files, and its mends take one mistake after the other out of the port."""
 
-import subprocess
-import sys
+import re
 from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).parents[1]
-DOCS = ROOT / "docs"
+DOCS = Path(__file__).parents[1] / "docs"
 PAGE = (DOCS / "porting.md").read_text("utf-8")
 
 
 @pytest.fixture
-def porting(monkeypatch):
+def rerun(monkeypatch):
     monkeypatch.syspath_prepend(DOCS)
-    return import_module("build_porting")
+    return import_module("rerun")
 
 
-@pytest.mark.deep
-def test_the_commands_print_what_the_page_says():
-    command = [sys.executable, "docs/build_porting.py", "--check"]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+def test_the_page_shows_the_files_as_they_are_then(rerun):
+    texts = [path.read_text("utf-8") for path in (DOCS / "porting").glob("*.py")]
+    shown = [*re.finditer(r"^```python\n(.*?)^```$", PAGE, re.MULTILINE | re.DOTALL)]
+    assert len(shown) == 6
+    for block in shown:
+        assert any(block[1] in rerun.before_mends(text, PAGE[block.end() :]) for text in texts), block[1]
 
 
-def test_the_page_shows_the_files_and_every_mistake(porting):
-    for name in ("module.py", "where.py", "test_opt.py"):
-        assert (DOCS / "porting" / name).read_text("utf-8").strip() in PAGE
-    for state, (right, wrong) in enumerate(porting.MISTAKES):
-        assert wrong in porting.port(state)
-        assert right in porting.port(state + 1)
-        assert porting.mended(state) in PAGE
-    assert porting.port(len(porting.MISTAKES)) == (DOCS / "porting" / "opt.py").read_text("utf-8")
+def test_every_mend_is_one_of_the_port(rerun):
+    port = (DOCS / "porting" / "opt.py").read_text("utf-8")
+    mends = [*rerun.MEND.finditer(PAGE)]
+    states = [rerun.before_mends(port, PAGE[at:]) for at in (0, *(mend.end() for mend in mends))]
+    assert len({*states}) == len(mends) + 1 == 4
+    assert states[-1] == port
     assert PAGE.count("they part on the way") == 3
     assert "PyTorch: the same" in PAGE
-    assert "{{" not in PAGE
 
 
-def test_the_second_mistake_is_named_by_the_command(porting):
-    printed = porting.printed(1, "python where.py")
-    assert "another activation: GELU (tanh) in ours, ReLU in theirs" in printed
-    assert porting.comparable(printed) in porting.comparable(PAGE)
-
-
-@pytest.mark.parametrize(
-    ("ask", "said"),
-    [
-        ("ports 0 no_such", "has no function ['no_such']"),
-        ("from 0 NOTHING", "no line that begins with 'NOTHING'"),
-        ("run 0 make", "expected a command that begins with python or pytest"),
-        ("draw 0", "expected ports, from, file, run or mend"),
-    ],
-)
-def test_what_the_template_asks_wrongly_is_said(ask, said, porting, tmp_path, monkeypatch):
-    (tmp_path / "porting.template.md").write_text(f"{{{{{ask}}}}}\n")
-    (tmp_path / "porting").symlink_to(DOCS / "porting")
-    monkeypatch.setattr(porting, "DOCS", tmp_path)
-    errors = []
-    assert porting.main([], errors.append) == 1
-    assert said in errors[0]
-    assert not (tmp_path / "porting.md").exists()
+def test_the_second_mistake_is_named_by_the_command(rerun):
+    first = rerun.MEND.search(PAGE)
+    said = rerun.run("python where.py", "porting", PAGE[first.end() :])
+    assert "another activation: GELU (tanh) in ours, ReLU in theirs" in said
+    assert "\n".join(rerun.comparable(said)) in "\n".join(rerun.comparable(PAGE))

@@ -124,7 +124,7 @@ def test_no_field_is_always_the_same(strategy):
     seen = {}
 
     @seed(0)
-    @settings(QUICK, max_examples=150)
+    @settings(QUICK, max_examples=400)
     @given(strategy)
     def look(drawn):
         for name, value in drawn.items():

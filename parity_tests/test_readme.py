@@ -25,8 +25,8 @@ RUN_ELSEWHERE = {
     "docs/from-flax.md": "run by test_from_flax.py, which makes the folders of Flax",
     "docs/known-issues.md": "a line that gave NaN",
     "docs/parity-howto.md": "what prints is run below, the rest by tests of what its section is about",
-    "docs/porting.md": "run by build_porting.py, whose test is test_porting.py",
-    "docs/walkthrough.md": "lines of the sources, by build_walkthrough.py",
+    "docs/porting.md": "of the files in docs/porting, which rerun.py runs; test_porting.py",
+    "docs/walkthrough.md": "lines of the sources, as test_walkthrough.py sees to",
 }
 
 

@@ -17,7 +17,6 @@ from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from benchmarks import decoding, processes, startup, train_step
-from benchmarks.bounds import training_flops
 from benchmarks.session import Report, run_benchmark, spread
 from benchmarks.sides import OURS
 from benchmarks.sides.reference import Reference
@@ -27,6 +26,7 @@ from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state
 from jax_tformer.training.step import train_step as make_step
+from jax_tformer.training.work import training_flops
 from twin.sides import Alone, SideFailed
 
 ROOT = Path(__file__).parents[1]

@@ -10,15 +10,16 @@ import pytest
 from jax_tformer import ARCHITECTURES, startup
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import PairData, TextData, TokenizerConfig, TrainingConfig
-from jax_tformer.data import pipeline, tokenizers
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for, token_stream
+from jax_tformer.data import text, tokenizers
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.data.text import token_stream
 from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer
 from jax_tformer.files import bound_cache, cache_folder, kept
 
 TEXT = "".join(f"{n} bottles of beer on the wall, “Ça va”, 日本語, take {n * n} down.\n" for n in range(1000))
 BPE = TokenizerConfig("bpe", 300)
 SPECIAL = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
-KEEPERS = (pipeline, tokenizers)
+KEEPERS = (text, tokenizers)
 
 
 def utf8(string):
@@ -47,7 +48,7 @@ def work(monkeypatch):
         return run
 
     monkeypatch.setattr(tokenizers.trainers, "BpeTrainer", noted("train", tokenizers.trainers.BpeTrainer))
-    monkeypatch.setattr(Tokenizer, "encode_text", noted("encode", Tokenizer.encode_text))
+    monkeypatch.setattr(Tokenizer, "encode_texts", noted("encode", Tokenizer.encode_texts))
     return done
 
 
@@ -104,12 +105,12 @@ def test_whatever_decides_the_result_is_in_the_key(folder, work, monkeypatch):
     first, larger, other = made[0], made[3], made[4]
     asked = [(first, TEXT, []), (first, TEXT + ".", []), (first, TEXT, [5]), (larger, TEXT, []), (other, TEXT, [])]
     for tokenizer, string, begin in asked:
-        assert token_stream(tokenizer, utf8(string), begin).size
+        assert token_stream(tokenizer, [utf8(string)], begin).size
     assert work == ["encode"] * 5
     assert len(files(folder)) == 9
     monkeypatch.setattr("tokenizers.__version__", "0")
     work.clear()
-    token_stream(build_tokenizer(BPE, texts, SPECIAL), utf8(TEXT))
+    token_stream(build_tokenizer(BPE, texts, SPECIAL), [utf8(TEXT)])
     assert work == ["train", "encode"]
 
 

@@ -1,5 +1,7 @@
 """A step that is not finite changes no parameter, and what is not finite first is found."""
 
+import re
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -74,3 +76,25 @@ def test_what_is_not_finite_first_is_found(start, parameter, index, value, said)
     state, _ = STEP(spoil(start, parameter, index, value), BATCH)
     assert not state.finite
     assert said in find_not_finite(NET, make_mesh(MeshConfig(), 2), LETTERS, 2, state, BATCH)
+
+
+@pytest.mark.parametrize(
+    ("activation", "index", "value", "said"),
+    [
+        ("relu", 0, 3e38, r"encountered in dot_general in model/layers.py, line \d+: y = x @ self.kernel"),
+        (
+            "gelu_tanh",
+            (0, 0),
+            1e25,
+            r"is not; .* encountered in mul in model/layers.py, line \d+: return function\(x\)",
+        ),
+    ],
+    ids=["forward", "on the way back"],
+)
+def test_the_operation_that_made_a_nan_is_named(activation, index, value, said):
+    stack = replace(STACK, num_layers=1, activation=activation)
+    net = transformer(TransformerConfig(vocab_size=128, d_model=8, decoder=stack))
+    state = spoiled(init_state(net, TX, jax.random.key(0)), "decoder.blocks.feedforward.up.kernel", index, value)
+    state, _ = jax.jit(train_step(net, TX))(state, BATCH)
+    told = find_not_finite(net, make_mesh(MeshConfig(), 4), LETTERS, 1, state, BATCH, operation=True)
+    assert re.search(said, told), told

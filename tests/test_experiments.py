@@ -7,7 +7,10 @@ import sys
 import pytest
 
 from jax_tformer.cli import generate, train
+from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.runs import metrics
+from jax_tformer.training import work as training_work
 from tests.small_runs import as_input
 
 SHORT = [
@@ -49,6 +52,28 @@ def test_generated_tasks(name, flags, figures, sampled, tmp_path, capsys):
     assert train.main([name, "--run", str(run), *flags, "--training.evaluate-batches", "2"]) == 0
     assert figures <= summary(run).keys()
     assert sampled in capsys.readouterr().out
+
+
+def test_utilization_is_work_over_time_and_measured_rate(tmp_path, monkeypatch):
+    """6 operations for each parameter of a matrix and token, and 12 L D T T / 2 of causal attention in a row."""
+    monkeypatch.setattr(metrics, "product_rate", lambda dtype: 1e9)
+    run = tmp_path / "run"
+    narrow = [f"--model.decoder.{what}" for what in SMALL] + ["--model.d-model", "16", "--data.context-length", "32"]
+    short = ["--training.steps", "5", "--training.log-every", "1", "--training.batch-size", "4"]
+    assert train.main(["python-docs", "--run", str(run), *narrow, *short, "--training.log-utilization"]) == 0
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    work = 6 * (4 * 16 * 16 + 2 * 16 * 16 + 1024 * 16) + 6 * 16 * 32
+    measured = [(row["utilization"], row["tokens_per_second"]) for row in rows if "utilization" in row]
+    assert len(measured) == 4, "the first step compiles"
+    for utilization, tokens_per_second in measured:
+        assert utilization == pytest.approx(work * tokens_per_second / 1e9, rel=1e-3)
+    assert summary(run)["utilization"] > 0
+    with pytest.raises(InputError, match="with adapters"):
+        train.train_options(["python-docs", "--lora.rank", "2", "--training.log-utilization"])
+
+
+def test_a_product_has_a_rate():
+    assert 1e8 < training_work.product_rate("float32") < 1e15
 
 
 def test_pairs_and_translation(tmp_path, capsys, monkeypatch):

@@ -16,7 +16,8 @@ from twin.reference_loss import cross_entropy
 
 BATCH, LENGTH, WIDTH, VOCABULARY = 3, 7, 8, 37
 PLAIN, ADDED = LossConfig(), LossConfig(0.1, z_loss=0.03)
-SETTINGS = [(*each, cap) for each in product((PLAIN, ADDED), (False, True)) for cap in (None, 2.0)]
+CAPS = (None, (2.0, "tanh"), (2.0, "root"))
+SETTINGS = [(*each, cap) for each in product((PLAIN, ADDED), (False, True)) for cap in CAPS]
 """What is added, whether there is a bias, and the cap: many logits are beyond it."""
 
 
@@ -41,7 +42,10 @@ def plain(x, table, bias, labels, added, cap):
     high = jnp.promote_types(x.dtype, jnp.float32)
     logits = jnp.einsum("btd,vd->btv", x, table, preferred_element_type=high)
     logits = logits if bias is None else logits + bias.astype(high)[None, None]
-    return cross_entropy(logits if cap is None else cap * jnp.tanh(logits / cap), labels, added)
+    if cap is not None:
+        size, form = cap
+        logits = size * jnp.tanh(logits / size) if form == "tanh" else logits / jnp.sqrt(1 + (logits / size) ** 2)
+    return cross_entropy(logits, labels, added)
 
 
 def loss_and_gradients(loss, arguments, *settings):
@@ -94,7 +98,9 @@ def test_as_good_in_bfloat16(added, biased, cap, monkeypatch):
     assert_near(parts[2:], whole[2:], 2**-11)
 
 
-@pytest.mark.parametrize(("at_once", "cap"), [(10**9, None), (4 * VOCABULARY, 2.0)], ids=["at once", "4 rows, capped"])
+@pytest.mark.parametrize(
+    ("at_once", "cap"), [(10**9, None), (4 * VOCABULARY, CAPS[1])], ids=["at once", "4 rows, capped"]
+)
 def test_forward_mode_and_second_derivatives(at_once, cap, monkeypatch):
     """In float64, along a random direction of x, table and bias, and of x alone; and the gradient's own derivative."""
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)

@@ -10,10 +10,12 @@ import optax
 import pytest
 from flax import traverse_util
 
+from jax_tformer.config import LoraConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig
-from jax_tformer.config.presets import ARCHITECTURES
+from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
 from jax_tformer.functional import transformer
+from jax_tformer.lora import trained
 from jax_tformer.training.optimizer import decay_mask, learning_rate, optimizer
 
 
@@ -50,29 +52,51 @@ def test_constant():
     assert rates(OptimizerConfig(learning_rate=0.5, schedule="constant", warmup_steps=0), 3).tolist() == [0.5] * 3
 
 
-def test_decay_is_on_matrices_only():
-    shapes = transformer(ARCHITECTURES["bert-base"]).shapes
-    mask = decay_mask(shapes)
-    decayed = {
-        jax.tree_util.keystr(path, simple=True, separator=".")
-        for path, on in jax.tree_util.tree_leaves_with_path(mask)
-        if on
-    }
-    assert "encoder.blocks.self_attention.query.kernel" in decayed
-    assert "embedding.tokens.embedding" in decayed
-    assert not any(name.endswith((".bias", ".scale")) for name in decayed)
+MODELS = {
+    **ARCHITECTURES,
+    **{name: each.config.model.with_vocab_size(300) for name, each in EXPERIMENTS.items()},
+    "adapters": replace(ARCHITECTURES["gpt2"], lora=LoraConfig(targets=("all",))),
+    "classifier": replace(
+        ARCHITECTURES["bert-base"], head="classify_tokens", classes=3, tied_head=False, head_bias=False
+    ),
+}
+IN_LAYERS = ("query", "key", "value", "output", "gate", "up", "down")
+"""What has matrices in layers; outside, the transform of BERT's head has one."""
 
 
-def test_muon_has_the_matrices_of_the_layers():
-    """By default it would have what has two axes: the table, and the scales of stacked norms."""
+def kind(path):
+    """What the issue says of a parameter, by its name alone."""
+    *where, module, leaf = path.split(".")
+    if leaf in ("bias", "scale"):
+        return "vectors"
+    if leaf == "embedding":
+        return "tables"
+    if leaf in ("a", "b") or (leaf == "kernel" and (module == "dense" or ("blocks" in where and module in IN_LAYERS))):
+        return "matrices"
+    assert path in ("head.kernel", "classifier.kernel")
+    return "head"
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_what_each_parameter_gets(name):
+    """Muon for the matrices of layers, AdamW for the rest, with decay of all but vectors.
+
+    By default Muon would have what has two axes: the table, and the scales of stacked norms.
+    """
+    params = trained(transformer(MODELS[name]).shapes)
+    paths = traverse_util.flatten_dict(params, sep=".")
     tx = optimizer(OptimizerConfig(name="muon", clip_norm=None), 10)
-    state = jax.eval_shape(tx.init, transformer(ARCHITECTURES["gpt2"]).shapes)
-    momentum = traverse_util.flatten_dict(state.inner_states["matrices"].inner_state[0].trace, sep=".")
-    attention, feedforward = "decoder.blocks.self_attention", "decoder.blocks.feedforward"
-    assert {path for path, leaf in momentum.items() if not isinstance(leaf, optax.MaskedNode)} == {
-        *(f"{attention}.{name}.kernel" for name in ("query", "key", "value", "output")),
-        *(f"{feedforward}.{name}.kernel" for name in ("up", "down")),
-    }
+    state = jax.eval_shape(tx.init, params)
+    found = {}
+    for rule, inner in state.inner_states.items():
+        kept = inner.inner_state[0].trace if rule == "matrices" else optax.tree_utils.tree_get(inner, "mu")
+        for path, leaf in traverse_util.flatten_dict(kept, sep=".").items():
+            if not isinstance(leaf, optax.MaskedNode):
+                assert path not in found, f"{path} has two rules"
+                found[path] = rule
+    assert found == {path: kind(path) for path in paths}
+    decays = traverse_util.flatten_dict(decay_mask(params), sep=".")
+    assert decays == {path: kind(path) != "vectors" for path in paths}
 
 
 def test_adafactor_keeps_rows_and_columns_of_each_layer():

@@ -12,8 +12,7 @@ import pytest
 
 from jax_tformer.cli.train import train_options
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import DistributedConfig, MaskedTextData, PairData, TextData, TrainingConfig
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.config.experiment import DistributedConfig
 from jax_tformer.training import processes
 from tests.several_processes import ROOT, SMALL, finish, flags, free_port, start, together, train
 from tests.small_runs import losses as losses_of
@@ -75,34 +74,6 @@ def test_devices_and_processes_answer_as_one_does():
     assert [answers for answers, _ in several] == [answers for answers, _ in one]
     assert [shares for _, shares in several] == [[1 / 4], [1 / 2]], "the cache is split"
     assert len({str(answer[0]) for answer in one[0][0][0][0]}) > 2, "the prompts have different answers"
-
-
-@pytest.fixture(params=["text", "masked", "pairs", "dates"])
-def data(request, tmp_path):
-    (tmp_path / "text.txt").write_text("".join(f"{n} bottles of beer on the wall.\n" for n in range(60)))
-    (tmp_path / "pairs.tsv").write_text("".join(f"source {n}\tziel {n}\n" for n in range(40)))
-    return {
-        "text": TextData(path=str(tmp_path / "text.txt"), context_length=16),
-        "masked": MaskedTextData(path=str(tmp_path / "text.txt"), context_length=16),
-        "pairs": PairData(path=str(tmp_path / "pairs.tsv"), source_length=12, target_length=8),
-        "dates": PairData("dates", source_length=48, target_length=11),
-    }[request.param]
-
-
-def test_batches_do_not_depend_on_who_makes_their_rows(data):
-    """Byte for byte, for 1, 2, 4 and 8 processes, from any step, and where held-out rows fill up a batch."""
-    training = TrainingConfig(batch_size=16, evaluate_batches=3, seed=5)
-    tokenizer = build_tokenizer_for(data)
-
-    def made(count):
-        parts = [build_pipeline(data, training, tokenizer, rows) for rows in np.split(np.arange(16), count)]
-        steps = [[part.train[number] for part in parts] for number in (0, 1, 7, 1000)]
-        steps += zip(*(part.evaluation for part in parts), strict=True)
-        return [[np.concatenate([part[name] for part in step]).tobytes() for name in step[0]] for step in steps]
-
-    one = made(1)
-    assert len(set(map(str, one))) == len(one)
-    assert one == made(2) == made(4) == made(8)
 
 
 def rows_of(run):

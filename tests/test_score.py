@@ -1,7 +1,9 @@
 """How translations are scored: exact match first, BLEU only where it means something."""
 
 import re
+from collections import Counter
 
+import numpy as np
 import pytest
 
 from jax_tformer.config.errors import InputError
@@ -50,3 +52,28 @@ def test_it_is_the_references_that_decide():
 def test_what_cannot_be_scored(answers, references):
     with pytest.raises(InputError, match=r"translations"):
         translation_scores(answers, references)
+
+
+def multi_bleu(answers, references):
+    """What Moses's multi-bleu.perl computes, written out: precisions of 1 to 4 words in a row, and brevity."""
+    right, all_of_them, lengths = np.zeros(4), np.zeros(4), np.zeros(2)
+    for answer, reference in zip(answers, references, strict=True):
+        lengths += len(answer.split()), len(reference.split())
+        for n in range(4):
+            runs = [[text.split()[start:] for start in range(n + 1)] for text in (answer, reference)]
+            found, wanted = (Counter(zip(*words, strict=False)) for words in runs)
+            right[n] += (found & wanted).total()
+            all_of_them[n] += found.total()
+    return 100 * min(1, np.exp(1 - lengths[1] / lengths[0])) * np.exp(np.log(right / all_of_them).mean())
+
+
+def test_bleu_of_the_paper():
+    """Parts of a compound may be right; a hyphen that stands alone, or ends a word, makes none."""
+    references = ["das ist ein Rich-Text-Format , und es gilt", "er kam - wie gesagt - am Montag und sprach lange"]
+    answers = ["das ist ein Rich-Text-Dokument , und es gilt", "er kam - wie gesagt - am Dienstag und sprach"]
+    split = lambda text: text.replace("Rich-Text-", "Rich ##AT##-##AT## Text ##AT##-##AT## ")  # noqa: E731
+    scores = translation_scores(answers, references, split_compounds=True)
+    assert scores.bleu == pytest.approx(multi_bleu(map(split, answers), map(split, references)), rel=1e-9)
+    assert scores.bleu > multi_bleu(answers, references)
+    assert "tok:none|smooth:none" in scores.signatures[0]
+    assert translation_scores(["a-b c d"], ["x-y z u v"], split_compounds=True).bleu == 0, "nothing is smoothed"

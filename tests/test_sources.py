@@ -12,7 +12,7 @@ from jax_tformer.data.sources import held_out_items, load_pairs, load_text
 
 
 def text_of(path):
-    return bytes(load_text(TextData(path=str(path)))).decode()
+    return bytes(load_text(TextData(path=str(path))).content).decode()
 
 
 def pairs_of(path, target_path=None):
@@ -40,11 +40,11 @@ def pair_complaint(path, content=None, target_path=None):
 
 
 def test_python_docs_are_english_text_in_a_fixed_order():
-    text = bytes(load_text(TextData("python-docs"))).decode()
+    text = bytes(load_text(TextData("python-docs")).content).decode()
     assert len(text) > 300_000
     assert 'The "assert" statement\n' in text
     assert text.index('The "assert" statement\n') < text.index('The "yield" statement\n')
-    assert text.encode() == load_text(TextData("python-docs"))
+    assert text.encode() == load_text(TextData("python-docs")).content
     assert "\0" not in text
 
 
@@ -79,7 +79,7 @@ def test_text_errors(tmp_path):
     assert "a.txt is binary: a NUL byte at byte 3" in complaint(file, b"abc\0def")
     assert "a.txt is not UTF-8: byte 0xe9 at byte 3" in complaint(file, "un été".encode("latin-1"))
     assert "matches no file" in complaint(tmp_path / "*.md")
-    assert "is a folder without .txt, .md, .rst, .jsonl files" in complaint(_folder(tmp_path / "folder"))
+    assert "is a folder without .txt, .md, .rst, .jsonl or .parquet files" in complaint(_folder(tmp_path / "folder"))
     for name in ("a.json", "a.CSV"):
         assert f"{name} would be read with all its quotes" in complaint(tmp_path / name, b'{"text": "x"}\n')
     assert "holds no text" in complaint(tmp_path / "a.jsonl", b'{"text": "\\n"}\n')

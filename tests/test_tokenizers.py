@@ -19,8 +19,10 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, t
 from jax_tformer.config.errors import InputError, require_ids
 from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import tokenizers as ours
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for, shift_right, windows
+from jax_tformer.data.pairs import shift_right
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import load_text, split_text
+from jax_tformer.data.text import windows
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, build_tokenizer, check_vocabulary, load_tokenizer
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
@@ -118,7 +120,7 @@ def test_the_ids_of_bytes_and_characters():
 
 
 def test_bpe_training_is_deterministic():
-    pieces = Pieces(CORPUS.encode())
+    pieces = Pieces([CORPUS.encode()])
     assert len(list(pieces)) > 2
     assert build_tokenizer(BPE, pieces, {}).to_json() == build_tokenizer(BPE, [CORPUS], {}).to_json()
 
@@ -213,22 +215,22 @@ def tricky(request):
 def test_ids_of_pieces_are_those_of_the_whole_text(tricky, size, monkeypatch):
     monkeypatch.setattr(ours, "_PIECE_BYTES", size)
     text = TRICKY.encode()
-    assert "".join(Pieces(text)) == TRICKY
-    assert len(list(Pieces(text))) > 20
-    ids = tricky.encode_text(memoryview(text), [7])
+    assert "".join(Pieces([text])) == TRICKY
+    assert len(list(Pieces([text]))) > 20
+    ids = tricky.encode_texts([memoryview(text)], [7])
     assert ids.dtype == np.uint16
     assert ids.tolist() == [7, *backend_ids(tricky, TRICKY)]
 
 
 def test_a_text_without_spaces_has_pieces_too():
-    pieces = list(Pieces(("你好。\n" * 10_000).encode()))
+    pieces = list(Pieces([("你好。\n" * 10_000).encode()]))
     assert "".join(pieces) == "你好。\n" * 10_000
     assert max(map(len, pieces)) < 9000
 
 
 def test_many_ids_take_four_bytes():
     corpus = "".join(chr(0x10000 + n) for n in range(2**16 + 1))
-    ids = build_tokenizer(CHARACTERS, [corpus], {}).encode_text(memoryview(corpus.encode()))
+    ids = build_tokenizer(CHARACTERS, [corpus], {}).encode_texts([memoryview(corpus.encode())])
     assert ids.dtype == np.int32
     assert ids.tolist() == list(range(2**16 + 1))
 
@@ -256,7 +258,7 @@ def test_little_more_is_in_memory_than_the_text_and_its_ids(kind, tmp_path, monk
     data = TextData(path=str(tmp_path), context_length=16, tokenizer=TokenizerConfig(kind))
     training = TrainingConfig(batch_size=2, evaluate_batches=1)
     build_pipeline(data, training, build_tokenizer_for(data))  # what is imported and kept at the first time
-    size = len(load_text(data))
+    size = len(load_text(data).content)
     tracemalloc.start()
     try:
         build_pipeline(data, training, build_tokenizer_for(data))
@@ -393,10 +395,12 @@ def test_the_article_s_ids_and_windows():
     expected = [14126, 352, 628, 198, 198, 1026, 373, 257, 6016, 4692, 1110, 287, 3035]
     ids = gpt2.encode("Chapter 1\n\n\n\nIt was a bright cold day in April")
     assert ids.tolist() == expected
-    assert windows(ids, 10, 1).tolist() == [expected[first : first + 10] for first in range(4)]
+    every = np.arange(4)
+    assert windows(ids, 10, 1).read(every)["ids"].tolist() == [expected[first : first + 10] for first in every]
     shifted = [50256, *expected]
-    assert windows(shift_right(ids, 50256), 10, 1).tolist() == [shifted[first : first + 10] for first in range(4)]
-    assert gpt2.encode_text(memoryview(CORPUS.encode())).tolist() == backend_ids(gpt2, CORPUS)
+    inputs = windows(shift_right(ids, 50256), 10, 1).read(every)["ids"]
+    assert inputs.tolist() == [shifted[first : first + 10] for first in every]
+    assert gpt2.encode_texts([memoryview(CORPUS.encode())]).tolist() == backend_ids(gpt2, CORPUS)
 
 
 def test_what_is_saved_is_on_the_disk_before_it_has_its_name(tmp_path, monkeypatch):

@@ -27,8 +27,9 @@ class Attention(nn.Module):
         self.key = Linear(config.d_model, shared, config, "key", stack.key_bias)
         self.value = Linear(config.d_model, shared, config, "value", stack.value_bias)
         self.output = Linear(self.heads * self.width, config.d_model, config, "output", stack.output_bias)
-        self.query_norm = Norm(config, stack, self.width) if stack.query_key_norm else nn.Identity()
-        self.key_norm = Norm(config, stack, self.width) if stack.query_key_norm else nn.Identity()
+        plain, normed = not stack.query_key_scale, stack.query_key_norm
+        self.query_norm = Norm(config, stack, self.width, plain) if normed else nn.Identity()
+        self.key_norm = Norm(config, stack, self.width, plain) if normed else nn.Identity()
         self.scale = 1 / math.sqrt(config.scale_width(stack))
         self.dropout = Dropout(config.dropout.attention)
 

@@ -23,7 +23,8 @@ class Head(nn.Module):
         self.weight = None if config.tied_head else nn.Parameter(torch.empty(config.vocab_size, config.d_model))
         self.bias = nn.Parameter(torch.zeros(config.vocab_size)) if config.head_bias else None
         self.activation = activation(stack.activation)
-        self.scale, self.cap = config.d_model**-0.5 if config.head_scale else None, config.logit_cap
+        self.scale = config.d_model**-0.5 if config.head_scale else None
+        self.cap, self.cap_form = config.logit_cap, config.logit_cap_form
 
     def forward(self, x: Tensor, table: nn.Embedding) -> Tensor:
         if self.dense is not None:
@@ -32,7 +33,7 @@ class Head(nn.Module):
             x = x * self.scale
         weight, bias = table.weight if self.weight is None else self.weight, self.bias
         logits = high(F.linear(high(x), high(weight), None if bias is None else high(bias)))
-        return logits if self.cap is None else soft_cap(logits, self.cap)
+        return logits if self.cap is None else soft_cap(logits, self.cap, self.cap_form)
 
 
 class Pooler(nn.Module):

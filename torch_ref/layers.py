@@ -55,19 +55,21 @@ class Adapter(nn.Module):
 class Norm(nn.Module):
     """LayerNorm, weight * (x - mean) / sqrt(var + eps) + bias, or RMSNorm, without mean and bias.
 
-    With norm_unit_offset 1 + weight takes the place of weight. `width` is that of the last axis; None: D.
+    With norm_unit_offset 1 + weight takes the place of weight. `width` is that of the last axis; None: D. With `plain`
+    there is neither weight nor bias.
     """
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, width: int | None = None):
+    def __init__(self, config: TransformerConfig, stack: StackConfig, width: int | None = None, plain: bool = False):
         super().__init__()
         width = config.d_model if width is None else width
-        self.weight = nn.Parameter(torch.zeros(width) if stack.norm_unit_offset else torch.ones(width))
-        self.bias = nn.Parameter(torch.zeros(width)) if stack.norm_bias else None
+        start = torch.zeros(width) if stack.norm_unit_offset else torch.ones(width)
+        self.weight = None if plain else nn.Parameter(start)
+        self.bias = nn.Parameter(torch.zeros(width)) if stack.norm_bias and not plain else None
         self.kind, self.eps, self.offset = stack.norm, stack.norm_eps, stack.norm_unit_offset
 
     def forward(self, x: Tensor) -> Tensor:
-        shape, weight = x.shape[-1:], high(self.weight)
-        weight = 1 + weight if self.offset else weight
+        shape, weight = x.shape[-1:], None if self.weight is None else high(self.weight)
+        weight = 1 + weight if self.offset and weight is not None else weight
         if self.kind == "layernorm":
             bias = None if self.bias is None else high(self.bias)
             return F.layer_norm(high(x), shape, weight, bias, self.eps).to(x.dtype)
@@ -92,19 +94,27 @@ class FeedForward(nn.Module):
         return self.down(self.dropout(self.activation(self.gate(x)) * self.up(x)))
 
 
+class ReLUSquared(nn.Module):
+    """max(x, 0)^2 (So et al., 2021)."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.relu(x).square()
+
+
 def activation(name: str) -> nn.Module:
     """The activation module called `name`."""
     return {
         "relu": nn.ReLU(),
+        "relu_squared": ReLUSquared(),
         "gelu_erf": nn.GELU(approximate="none"),
         "gelu_tanh": nn.GELU(approximate="tanh"),
         "silu": nn.SiLU(),
     }[name]
 
 
-def soft_cap(x: Tensor, cap: float) -> Tensor:
-    """cap * tanh(x / cap): bounds x smoothly."""
-    return cap * torch.tanh(x / cap)
+def soft_cap(x: Tensor, cap: float, form: str = "tanh") -> Tensor:
+    """cap * tanh(x / cap), or cap * x / sqrt(x^2 + cap^2): bounds x smoothly."""
+    return cap * torch.tanh(x / cap) if form == "tanh" else cap * x / torch.sqrt(x.square() + cap**2)
 
 
 def inject(model: nn.Module, masks: Mapping[str, Tensor]) -> None:

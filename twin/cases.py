@@ -5,7 +5,7 @@ from functools import cache
 
 import numpy as np
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import Slot, reference_shape, slots
@@ -73,6 +73,25 @@ SWITCHES: dict[str, TransformerConfig] = {
         shared_embedding=True,
         head="transform",
         head_bias=True,
+    ),
+    # The architecture of modded-nanogpt's third track, with heads as wide as those of the first.
+    "switches-bounded": TransformerConfig(
+        vocab_size=VOCABULARY,
+        d_model=24,
+        decoder=replace(
+            _GATED,
+            key_value_heads=None,
+            attention_scale=0.12**-2,
+            query_key_norm=True,
+            query_key_scale=False,
+            activation="relu_squared",
+            gated=False,
+            embedding_norm=True,
+            rotary=RotaryConfig(width=2),
+        ),
+        head_bias=True,
+        logit_cap=1.5,
+        logit_cap_form="root",
     ),
 }
 CONFIGS = {name: reduced(config) for name, config in ARCHITECTURES.items()} | SWITCHES

@@ -1,8 +1,4 @@
-"""An average over what is not there
-
-At the edge of an image, part of a pooling window is padding. Flax's `avg_pool` divided by the size of the whole
-window there. So does PyTorch, but PoolFormer asks it not to, with `count_include_pad=False`, which Flax had no
-counterpart of until this was reported.
+"""An average over what is not there: the story is in docs/gallery.md.
 
 https://github.com/google/flax/issues/2401
 https://github.com/google/flax/issues/2448

@@ -1,8 +1,4 @@
-"""An epsilon that one norm has and the others have not
-
-BERT's norms have an epsilon of 1e-12. The BERT of keras-hub gave it to the norm behind the embeddings, and left the
-norms of the layers at their default, 1e-5. The other backbones were then looked through for the same mistake. The
-difference is small: five millionths of the output here.
+"""An epsilon that one norm has and the others have not: the story is in docs/gallery.md.
 
 https://github.com/keras-team/keras-hub/issues/642
 https://github.com/keras-team/keras-hub/pull/665

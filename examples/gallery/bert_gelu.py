@@ -1,8 +1,4 @@
-"""Two functions called GELU
-
-The BERT of transformers in Flax used the approximate GELU, which `flax.linen.gelu` is unless told otherwise; BERT has
-the exact one. The two never differ by more than a thousandth: the pull request that mended it speaks of minor
-differences.
+"""Two functions called GELU: the story is in docs/gallery.md.
 
 https://github.com/huggingface/transformers/pull/11364
 """

@@ -1,8 +1,4 @@
-"""Two norms in the wrong order
-
-Gemma 2 has a norm behind its attention, before the sum with the residual, and another one before the feed-forward
-network. Flax's own example took the sum first, and then one norm after the other. The logits were garbage, and the
-layers had to be compared one by one to see where that began.
+"""Two norms in the wrong order: the story is in docs/gallery.md.
 
 https://github.com/google/flax/issues/4567
 https://github.com/google/flax/pull/4830

@@ -1,7 +1,4 @@
-"""Positions 8190 and 8191 are both 8192
-
-The Gemma of keras-hub turned positions into the type of its computation before it rotated by them. In bfloat16, which
-has eight binary digits, neighbours far from the beginning become one.
+"""Positions 8190 and 8191 are both 8192: the story is in docs/gallery.md.
 
 https://github.com/keras-team/keras-hub/issues/1494
 """

@@ -1,8 +1,4 @@
-"""Queries divided by the root of another number
-
-Attention divides by the root of a head's size. So does Gemma 2 with 9B parameters; with 27B it divides by the root of
-the width over the number of heads, which is not the size of a head there. The conversion of keras-hub took both for
-alike.
+"""Queries divided by the root of another number: the story is in docs/gallery.md.
 
 https://github.com/keras-team/keras-hub/pull/1701
 """

@@ -1,7 +1,4 @@
-"""A bias that is zero until it is trained
-
-What `flax.nnx.GRUCell` computes from its last state has no bias, although its documentation, the cell of Linen and
-PyTorch's have one for the new state. It begins as zeros, so a test of a fresh cell does not see that it is missing.
+"""A bias that is zero until it is trained: the story is in docs/gallery.md.
 
 https://github.com/google/flax/issues/5594
 https://github.com/google/flax/pull/5595

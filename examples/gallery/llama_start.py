@@ -1,7 +1,4 @@
-"""Every new token stands at the beginning
-
-With a cache, a decoder is given only what is new. The Llama of keras-hub ignored where that starts, and rotated it as
-if it were the beginning of the text: training was right, generating was not.
+"""Every new token stands at the beginning: the story is in docs/gallery.md.
 
 https://github.com/keras-team/keras-hub/pull/1544
 """

@@ -1,7 +1,4 @@
-"""The last norm is not like the other norms
-
-The Qwen3-Next of MaxText ended with the library's usual RMS norm, which multiplies by its weight. The model's own
-norm, which all its layers had, multiplies by one plus its weight.
+"""The last norm is not like the other norms: the story is in docs/gallery.md.
 
 https://github.com/AI-Hypercomputer/maxtext/pull/2672
 """

@@ -1,8 +1,4 @@
-"""A fused projection, split all at once or head by head
-
-One matrix of Qwen3-Next's linear attention makes queries, keys, values and gates. MaxText split its result into four
-in a row; in the model the four of each head lie together. The unit tests compared with a reference that had been
-written with the same mistake, and passed; only the logits of the whole model differed.
+"""A fused projection, split all at once or head by head: the story is in docs/gallery.md.
 
 https://github.com/AI-Hypercomputer/maxtext/pull/2672
 """

@@ -1,7 +1,4 @@
-"""SAME with a stride pads one side only
-
-ResNets with PyTorch's weights predicted something else in Flax. Where a stride of 2 leaves one row and one column of
-padding, `SAME`, which is the default there, puts them behind the image; PyTorch's `padding=1` puts one on each side.
+"""SAME with a stride pads one side only: the story is in docs/gallery.md.
 
 https://github.com/google/flax/issues/963
 https://github.com/google/flax/issues/2993

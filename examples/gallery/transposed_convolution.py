@@ -1,8 +1,4 @@
-"""A transposed convolution with its kernel the other way round
-
-A module that upsamples was ported with PyTorch's kernel in `flax.linen.ConvTranspose`, and the report was closed with
-the remark that the two frameworks do not give the same. They do with `transpose_kernel=True`: PyTorch's layer is the
-gradient of a convolution, Flax's slides the kernel as it is.
+"""A transposed convolution with its kernel the other way round: the story is in docs/gallery.md.
 
 https://github.com/jax-ml/jax/issues/11252
 https://github.com/google/flax/issues/3137

@@ -1,7 +1,4 @@
-"""A number of groups that was read and not used
-
-The autoencoder of diffusers in Flax took `norm_num_groups` from its configuration and ignored it: 32, which is the
-default of that number, was written into the residual blocks.
+"""A number of groups that was read and not used: the story is in docs/gallery.md.
 
 https://github.com/huggingface/diffusers/issues/621
 https://github.com/huggingface/diffusers/pull/789

@@ -1,8 +1,4 @@
-"""A mask for a shorter sequence
-
-The Wav2Vec2 of transformers in Flax computes how many frames are left of a sound, to mask the others in its encoder.
-Where the model had an adapter, which comes behind the encoder and shortens the sound again, that was counted too:
-real frames were masked.
+"""A mask for a shorter sequence: the story is in docs/gallery.md.
 
 https://github.com/huggingface/transformers/pull/16725
 """

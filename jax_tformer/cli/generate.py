@@ -116,7 +116,7 @@ def generate(options: "GenerateOptions") -> int:
 
     # 4. Scores and speed.
     if references is not None and processes.is_first():
-        output.scores(translation_scores(answers, references))
+        output.scores(translation_scores(answers, references, split_compounds=options.split_compounds))
     _print_notes([watch.line(tokens)])
     return 0
 
@@ -185,6 +185,8 @@ class GenerateOptions:
     """Print one JSON object per line: the text, and its completions with their tokens."""
     reference: Path | None = None
     """A file of reference translations, one per line; reports exact match, BLEU and chrF."""
+    split_compounds: bool = False
+    """Score texts that Moses has divided into words, and their compounds at hyphens, as the paper does."""
     batch_size: int = 8
     """Lines of the file, or of standard input, that are processed together."""
     mesh: MeshConfig = _ONE_DEVICE

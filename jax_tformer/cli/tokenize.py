@@ -1,4 +1,4 @@
-"""Write documents as shards of ids, on all cores: text files, JSON lines (.gz and .zst too), Parquet, or a data set."""
+"""Write documents as shards of ids, on all cores: of text or JSON lines (.gz and .zst too), Parquet, or a data set."""
 
 import os
 import re
@@ -12,9 +12,9 @@ import tyro
 from jax_tformer.config.errors import Positive, check_fields, require
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import special_tokens_for
-from jax_tformer.data.sources import check_file, text_files
+from jax_tformer.data.sources import KINDS, check_file, text_files
 from jax_tformer.data.tokenizers import build_tokenizer
-from jax_tformer.data.tokenizing import KINDS, ShardsConfig, documents, is_held_out, write_shards
+from jax_tformer.data.tokenizing import ShardsConfig, is_held_out, read_documents, write_shards
 from jax_tformer.files import hub_folder, user_path
 from jax_tformer.terminal import parse
 
@@ -43,9 +43,9 @@ class _Texts(Iterable[str]):
 
     def __iter__(self) -> Iterator[str]:
         for path in self.files:
-            for text in documents(path, self.data.column):
-                if self.data.tokenizer.kind != "bpe" or not is_held_out(text, self.data.held_out):
-                    yield text
+            for pieces, digest, _ in read_documents(path, self.data):
+                if self.data.tokenizer.kind != "bpe" or not is_held_out(digest, self.data.held_out):
+                    yield from pieces
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -65,7 +65,7 @@ def _find(source: str, revision: str | None) -> list[Path]:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not user_path(source).exists():
         patterns = [f"*{kind}" for kind in KINDS]
         source = str(hub_folder("data set", source, revision, "--revision", patterns))
-    found = text_files(TextData(path=source), KINDS)
+    found = text_files(TextData(path=source))
     for path in found:
         check_file(path)
     return found

@@ -26,16 +26,25 @@ from typing import TYPE_CHECKING, Literal
 
 from jax_tformer.config import LoraConfig
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import DistributedConfig, ExperimentConfig, PairData, TextData, TokenizerConfig
+from jax_tformer.config.experiment import (
+    DebugConfig,
+    DistributedConfig,
+    ExperimentConfig,
+    PairData,
+    TextData,
+    TokenizerConfig,
+)
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
 from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
 from jax_tformer.startup import set_malloc
 from jax_tformer.terminal import Interruption, as_called, given_flags, parse, say
 
 if TYPE_CHECKING:
+    from jax_tformer.data.order import Batch
     from jax_tformer.data.pipeline import Pipeline
     from jax_tformer.data.tokenizers import Tokenizer
     from jax_tformer.runs.folder import RunFolder
+    from jax_tformer.training.step import StepMetrics, TrainState
 
 SHORT_NAMES = {
     "--steps": "--training.steps",
@@ -119,6 +128,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         local_rows,
         make_mesh,
         place_batch,
+        shape_of,
     )
 
     experiment, training, run, export = plan.experiment, plan.experiment.training, plan.run, plan.options.export
@@ -141,12 +151,12 @@ def train(plan: "TrainPlan", started: float) -> int:
     experiment = dataclasses.replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
     require_same_run(experiment, tokenizer, pipeline.fingerprint, continues=before is not None)
     changes, notes = permitted_changes(before, experiment)
-    batches, held_out = pipeline.train_iterator(), abstract_batch(mesh, pipeline.evaluation[0])
+    batches, largest = pipeline.train_iterator(), abstract_batch(mesh, pipeline.largest or pipeline.evaluation[0])
 
     # 4. The model, its optimizer and their step. Whatever does not fit is refused before anything is written.
-    net = transformer(fit_to_devices(experiment.model, held_out, mesh, training.accumulation))
+    net = transformer(fit_to_devices(experiment.model, largest, mesh, training.accumulation))
     with together():
-        prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, held_out)
+        prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, largest)
         given = given_parameters(experiment, mesh) if before is None else None
 
     # 5. The run: from its newest checkpoint, or from step 0.
@@ -175,27 +185,41 @@ def train(plan: "TrainPlan", started: float) -> int:
 
     # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
-    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation)
+    nans = plan.options.debug.nans
+    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation, operation=nans)
     log, signals = MetricsLog(run, start, plan.options.track, experiment), processes.Signals(mesh)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         if net.config.lora is not None:
             adapters = sum(leaf.size for leaf in jax.tree.leaves(trained(state.params)))
             line.say(f"{adapters:,} of them train: adapters of rank {net.config.lora.rank} (LoRA)")
-        line.say(f"computed with {describe_compute(net.config, mesh, held_out['labels'].shape[1])}")
+        line.say(f"computed with {describe_compute(net.config, mesh, largest['labels'].shape[1])}")
         for note in (*plan.notes, *notes, *pipeline.notes, *resumption.notes, *log.notes):
             line.say(note)
-        reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis)
+        reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis, epochs=pipeline.epochs)
         with line.during("compiling"):
-            step = compiling.result()
-        keep_freed_memory(step)
-        for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, step.as_text() or ""):
+            compiled = compiling.result()
+        keep_freed_memory(compiled)
+        if training.log_utilization:
+            reporter.measure_products()
+        for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, compiled.as_text() or ""):
             line.say(note)
+
+        steps = {shape_of(largest): compiled}
+
+        def step(state: "TrainState", batch: "Batch") -> "tuple[TrainState, StepMetrics]":
+            placed = place_batch(mesh, batch)
+            if (shape := shape_of(placed)) not in steps:
+                steps[shape] = prepared.compile(placed)
+                reporter.pause()
+            done: tuple[TrainState, StepMetrics] = steps[shape](state, placed)
+            return done
+
         processes.wait_for_all()
         for number in range(start + 1, training.steps + 1):
             batch = next(batches)
             check_batch_ids(batch, net.config.vocab_size)
-            state, metrics = step(state, place_batch(mesh, batch))
+            state, metrics = step(state, batch)
             reporter.step(number, metrics, state, batch)
             resumption.confirm(number - 1)
             signal = signals(stop.signal)
@@ -215,7 +239,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         if number < training.steps:
             # Its numbers do not count: it shows whether those of the step before it do (see `Resumption`). The last
             # step of all needs none, for its held-out loss was finite.
-            state, metrics = step(state, place_batch(mesh, batch := next(batches)))
+            state, metrics = step(state, batch := next(batches))
             reporter.step(number + 1, metrics, state, batch)
             reporter.flush(discard=True)
         resumption.confirm(number + 1)
@@ -251,6 +275,7 @@ class TrainOptions(ExperimentConfig):
     track: str | None = None
     """Send the metrics to this project of trackio, too."""
     distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    debug: DebugConfig = field(default_factory=DebugConfig)
 
 
 @dataclass(frozen=True)
@@ -356,12 +381,13 @@ def with_own_tokenizer(data: TextData | PairData, arguments: Sequence[str]) -> T
     if isinstance(data, PairData) or any(flag.startswith("--data.tokenizer.") for flag in given_flags(arguments)):
         return data
     from jax_tformer.data.shards import read_manifest
-    from jax_tformer.data.sources import shard_files
+    from jax_tformer.data.sources import shard_files, sources_of
 
-    paths = shard_files(data)
-    if not paths or read_manifest(paths[0].parent) is None:
-        return data
-    return dataclasses.replace(data, tokenizer=TokenizerConfig("huggingface", name=str(paths[0].parent)))
+    for part, _ in sources_of(data):
+        paths = shard_files(part)
+        if paths and read_manifest(paths[0].parent) is not None:
+            return dataclasses.replace(data, tokenizer=TokenizerConfig("huggingface", name=str(paths[0].parent)))
+    return data
 
 
 def _require_same_experiment(folder: "RunFolder", run: ExperimentConfig, name: str) -> None:

@@ -19,9 +19,10 @@ from jax_tformer.config.errors import (
     require_field,
 )
 
-Activation = Literal["relu", "gelu_erf", "gelu_tanh", "silu"]
+Activation = Literal["relu", "relu_squared", "gelu_erf", "gelu_tanh", "silu"]
 AttentionImplementation = Literal["auto", "einsum", "blocks", "cudnn", "pallas"]
 AttentionScale = Literal["head_width", "model_width", "none"]
+CapForm = Literal["tanh", "root"]
 Dtype = Literal["float64", "float32", "bfloat16"]
 Head = Literal["none", "linear", "transform", "classify_tokens", "classify_text"]
 Initializer = Literal["normal", "xavier_uniform"]
@@ -89,12 +90,14 @@ class StackConfig:
     """Self-attention reaches positions less than this many places away; None: all."""
     window_layers: tuple[bool, ...] | None = None
     """Which layers the window applies to, repeated along the stack and cut off at its end; None: all."""
-    attention_scale: AttentionScale | Positive = "head_width"
-    """Multiplies attention scores by head_width^-0.5, d_model^-0.5, n^-0.5 for a whole number n, or 1 (none)."""
+    attention_scale: AttentionScale | AboveZero = "head_width"
+    """Multiplies attention scores by head_width^-0.5, d_model^-0.5, n^-0.5 for a number n, or 1 (none)."""
     score_cap: AboveZero | None = None
     """Bounds the scaled scores smoothly: cap * tanh(score / cap); None: no bound."""
     query_key_norm: bool = False
     """Normalise the queries and keys of each head, before they turn."""
+    query_key_scale: bool = True
+    """The normalisations of queries and keys have a scale, and a bias if the stack's have one."""
     query_bias: bool = True
     """Bias of the query projections."""
     key_bias: bool = True
@@ -156,6 +159,10 @@ class StackConfig:
             self.num_heads % key_value_heads == 0,
             f"num_heads is {self.num_heads} and key_value_heads is {key_value_heads}; "
             "expected a number of heads that the key/value heads divide",
+        )
+        require(
+            self.query_key_norm or self.query_key_scale,
+            "query_key_scale is False and query_key_norm too; expected True, since there is nothing to scale",
         )
         self._check_positions()
         self._check_layers()
@@ -337,6 +344,8 @@ class TransformerConfig:
     """Multiply the input of the vocabulary projection by d_model^-0.5."""
     logit_cap: AboveZero | None = None
     """Bounds the logits smoothly: cap * tanh(logit / cap); None: no bound."""
+    logit_cap_form: CapForm = "tanh"
+    """root: cap * logit / sqrt(logit^2 + cap^2) instead."""
     initializer: Initializer = "normal"
     """normal: standard deviation initializer_std; xavier_uniform: by fan-in and fan-out, token tables d_model^-0.5."""
     initializer_std: AboveZero = 0.02
@@ -364,6 +373,10 @@ class TransformerConfig:
         require(
             self.predicts_tokens or not any(getattr(self, name) for name in of_head),
             f"one of {', '.join(of_head)} is set, but head is {self.head!r}; expected 'linear' or 'transform'",
+        )
+        require(
+            self.logit_cap is not None or self.logit_cap_form == "tanh",
+            f"logit_cap_form is {self.logit_cap_form!r} and logit_cap is None; expected a cap",
         )
         require(
             self.encoder is None or self.decoder is None or not self.decoder.parallel,
@@ -474,7 +487,12 @@ class TransformerConfig:
         """C, the width of one head of `stack`."""
         return stack.head_width or self.d_model // stack.num_heads
 
-    def scale_width(self, stack: StackConfig) -> int:
+    @property
+    def cap(self) -> tuple[float, CapForm] | None:
+        """The bound of the logits and its form, if they are bounded."""
+        return None if self.logit_cap is None else (self.logit_cap, self.logit_cap_form)
+
+    def scale_width(self, stack: StackConfig) -> float:
         """The n of `attention_scale`: scores are multiplied by n^-0.5."""
         widths = {"head_width": self.head_width(stack), "model_width": self.d_model, "none": 1}
         return widths[stack.attention_scale] if isinstance(stack.attention_scale, str) else stack.attention_scale

@@ -24,6 +24,7 @@ from jax_tformer.config.errors import (
 TokenizerKind = Literal["bytes", "characters", "words", "bpe", "huggingface"]
 TextSource = Literal["python-docs", "modular-addition", "markov-chain", "files"]
 PairSource = Literal["dates", "scan-simple", "scan-length", "scan-jump", "files"]
+Packing = Literal["concatenate", "best_fit", "crop"]
 OptimizerName = Literal["adamw", "lion", "adafactor", "muon", "sgd"]
 Schedule = Literal["constant", "cosine", "inverse_sqrt", "linear", "warmup_stable_decay"]
 LengthPenaltyForm = Literal["paper", "power"]
@@ -78,11 +79,15 @@ class TextData:
     """python-docs: the language reference inside CPython; modular-addition: equations, of which the last word is to be
     predicted; markov-chain: letters, each of which depends on the one before; files: what --data.path names."""
     path: str | None = None
-    """A text file, a folder of them, a glob, JSON lines with the text under "text", or shards of ids (.bin)."""
+    """A text file, a folder of them, a glob, JSON lines with the text under "text", or shards of ids (.bin); or several
+    of these with weights: A=0.7,B=0.3."""
     context_length: Positive = 128
     """T, tokens per window."""
     stride: Positive = 1
     """Tokens from the start of one training window to the start of the next."""
+    packing: Packing | None = None
+    """None: rows are windows, which know nothing of documents. Otherwise documents do not see one another: concatenate
+    divides them where rows end, best_fit keeps them whole and pads rows, crop leaves out what does not fit."""
     held_out: Share = 0.1
     """Fraction of the text kept for evaluation, taken from its end; shards may have a held-out part of their own."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
@@ -91,6 +96,10 @@ class TextData:
     def __post_init__(self) -> None:
         check_fields(self)
         _require_path_fits(self.source, self.path)
+        require(
+            self.packing is None or (self.kind == "text" and self.stride == 1),
+            f"packing is {self.packing!r}; expected None for masked text, and no stride, as each document is read once",
+        )
 
 
 @dataclass(frozen=True)
@@ -111,7 +120,8 @@ class PairData:
     """dates: dates of many locales and styles -> ISO 8601, made as needed; scan: commands -> actions (Lake & Baroni,
     2018), held out by chance, by length, or all with jump; files: what --data.path names."""
     path: str | None = None
-    """Tab-separated pairs, JSON lines with "source" and "target", or, with target_path, the file of sources."""
+    """Tab-separated pairs, JSON lines with "source" and "target", or several of these with weights: A=0.7,B=0.3; or,
+    with target_path, the file of sources."""
     target_path: str | None = None
     """A file of targets, one for each line of --data.path."""
     source_length: Positive = 64
@@ -120,12 +130,19 @@ class PairData:
     """T, the most target tokens, the start token included."""
     held_out: Share = 0.1
     """Fraction of the pairs kept for evaluation; the splits of SCAN have their own."""
+    tokens_per_batch: Positive | None = None
+    """The most tokens of source, and of target, in a batch, padding included (the paper has 25,000): batches have a few
+    lengths, and the shorter their pairs, the more of them, a multiple of batch_size. None: batch_size pairs."""
     tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("characters"))
     """How text becomes ids. The tokenizer is saved with the run."""
 
     def __post_init__(self) -> None:
         check_fields(self)
         _require_path_fits(self.source, self.path)
+        require(
+            self.tokens_per_batch is None or self.source != "dates",
+            f"tokens_per_batch is {self.tokens_per_batch}; expected None with dates, which are all about as long",
+        )
         require(
             self.target_path is None or self.path is not None,
             f"target_path is {self.target_path!r}, but path is not set; expected the file of sources as path",
@@ -238,6 +255,8 @@ class TrainingConfig:
     """Log the norm of each layer's gradient and update."""
     log_noise_scale: bool = False
     """Log the gradient noise scale, in rows: a batch of as many is a good one (McCandlish et al., 2018, appendix A)."""
+    log_utilization: bool = False
+    """Log which share of this machine's measured rate of matrix products training reaches, padding counted as work."""
     evaluate_every: Positive = 250
     """Steps between two evaluations on the held-out split; the last step is always evaluated."""
     evaluate_batches: Positive = 20
@@ -422,6 +441,14 @@ class DistributedConfig:
 
 
 @dataclass(frozen=True)
+class DebugConfig:
+    """What helps to find a fault, and takes time."""
+
+    nans: bool = False
+    """Compute a step that failed again, one operation after the other, and name the one that made the first NaN."""
+
+
+@dataclass(frozen=True)
 class ExperimentConfig:
     """Everything that decides the numbers of a run; saved in the run folder as config.json."""
 
@@ -450,9 +477,20 @@ class ExperimentConfig:
             self.model.predicts_tokens,
             f"head is {self.model.head!r}; training needs a head that predicts tokens: 'linear' or 'transform'",
         )
+        require(
+            self.model.lora is None or not self.training.log_utilization,
+            "log_utilization counts the work of training all parameters, and with adapters (lora) few train",
+        )
         if isinstance(self.data, PairData):
             self._require_length(self.model.encoder, "source_length", self.data.source_length)
             self._require_length(self.model.decoder, "target_length", self.data.target_length)
+            tokens, least = self.data.tokens_per_batch, max(self.data.source_length, self.data.target_length)
+            least *= self.training.batch_size
+            require(
+                tokens is None or (tokens >= least and self.mesh.context == 1),
+                f"tokens_per_batch is {tokens}; expected at least {least}, for batch_size rows of the longest pairs, "
+                "and no --mesh.context",
+            )
         else:
             self._require_length(self.model.output_stack, "context_length", self.data.context_length)
 

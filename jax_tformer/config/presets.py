@@ -2,13 +2,14 @@
 
 from dataclasses import dataclass, replace
 
-from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import ComputeConfig, DropoutConfig, RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import (
     ExperimentConfig,
     LossConfig,
     MaskedTextData,
     OptimizerConfig,
     PairData,
+    RatesConfig,
     SampleConfig,
     TextData,
     TokenizerConfig,
@@ -206,6 +207,7 @@ _DATES_MODEL = TransformerConfig(
     initializer="xavier_uniform",
     compute=ComputeConfig(unroll=2),
 )
+_GREEDY = SampleConfig(count=8, temperature=0.0)
 _PAIRS_STACK = replace(_DATES_STACK, num_layers=3, feedforward_width=1024)
 
 _MASKED_DATA = MaskedTextData(
@@ -225,6 +227,43 @@ _MASKED_DOCS = ExperimentConfig(
     optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, weight_decay=0.01),
     training=TrainingConfig(steps=800, batch_size=16, evaluate_every=200, checkpoint_every=200),
 )
+_NARROW = ComputeConfig(dtype="bfloat16")
+_GPT2_DATA = TextData(
+    context_length=1024,
+    stride=1024,
+    tokenizer=TokenizerConfig(
+        "huggingface", name="openai-community/gpt2", revision="607a30d783dfa663caf39e06633721c8d4cfcd7e"
+    ),
+)
+_WMT_DATA = PairData(
+    source_length=256,
+    target_length=256,
+    held_out=0.0007,
+    tokenizer=TokenizerConfig("bpe", vocab_size=_WMT_VOCABULARY),
+)
+_WMT = ExperimentConfig(
+    model=replace(_VASWANI_BASE, vocab_size=None),
+    data=_WMT_DATA,
+    optimizer=OptimizerConfig(
+        learning_rate=(512 * 4000) ** -0.5,
+        schedule="inverse_sqrt",
+        warmup_steps=4000,
+        beta2=0.98,
+        eps=1e-9,
+        weight_decay=0.0,
+        clip_norm=None,
+    ),
+    training=TrainingConfig(
+        steps=100_000,
+        batch_size=8,
+        loss=LossConfig(label_smoothing=0.1),
+        evaluate_every=1500,
+        checkpoint_every=1500,
+        keep_checkpoints=5,
+    ),
+    sample=_GREEDY,
+)
+_IWSLT_STACK = replace(_VASWANI_STACK, num_heads=4, feedforward_width=1024)
 EXPERIMENTS: dict[str, Experiment] = {
     "python-docs": Experiment(
         "decoder-only on the Python language reference that ships inside CPython",
@@ -262,7 +301,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             training=TrainingConfig(
                 steps=3000, batch_size=64, evaluate_every=1500, evaluate_examples=20910, checkpoint_every=1500
             ),
-            sample=SampleConfig(count=8, temperature=0.0),
+            sample=_GREEDY,
         ),
     ),
     "grokking": Experiment(
@@ -323,7 +362,88 @@ EXPERIMENTS: dict[str, Experiment] = {
             data=PairData(tokenizer=TokenizerConfig("bpe", vocab_size=4096)),
             optimizer=OptimizerConfig(learning_rate=1e-3, schedule="inverse_sqrt", warmup_steps=400, beta2=0.98),
             training=TrainingConfig(steps=5000, batch_size=32, loss=LossConfig(label_smoothing=0.1)),
-            sample=SampleConfig(count=8, temperature=0.0),
+            sample=_GREEDY,
+        ),
+    ),
+    # llm.c's scripts/run_gpt2_124M.sh: 524,288 tokens a step, no dropout.
+    "gpt2-124m": Experiment(
+        "decoder-only: GPT-2 124M as llm.c trains it; --data.path its shards of FineWeb",
+        ExperimentConfig(
+            model=replace(_GPT2, vocab_size=None, dropout=DropoutConfig(), compute=_NARROW),
+            data=_GPT2_DATA,
+            optimizer=OptimizerConfig(learning_rate=6e-4, warmup_steps=700, final_fraction=0.0, beta2=0.95),
+            training=TrainingConfig(steps=18865, batch_size=512, accumulation=8),
+        ),
+    ),
+    # records/track_3_optimization/train_gpt_simple.py of modded-nanogpt. Its last projections start at 0, its Muon has
+    # other coefficients and half our step for the feed-forward's last matrix, and its AdamW decays less.
+    "modded-nanogpt": Experiment(
+        "decoder-only: the model of modded-nanogpt's third track, by Muon; --data.path llm.c's shards of FineWeb",
+        ExperimentConfig(
+            model=TransformerConfig(
+                vocab_size=50304,
+                d_model=768,
+                decoder=StackConfig(
+                    num_layers=12,
+                    num_heads=6,
+                    feedforward_width=3072,
+                    attention_scale=0.12**-2,
+                    query_key_norm=True,
+                    query_key_scale=False,
+                    activation="relu_squared",
+                    norm="rmsnorm",
+                    norm_placement="pre",
+                    norm_eps=2**-23,
+                    norm_bias=False,
+                    final_norm=True,
+                    embedding_norm=True,
+                    positions="rotary",
+                    # 1024^(i / 31) where ours is base^(i / 32); half of the columns turn.
+                    position_base=1024 ** (32 / 31),
+                    rotary=RotaryConfig(width=64),
+                ),
+                head_bias=True,
+                logit_cap=15.0,
+                logit_cap_form="root",
+                compute=_NARROW,
+            ),
+            data=_GPT2_DATA,
+            optimizer=OptimizerConfig(
+                name="muon",
+                # Theirs is 0.025 for a step whose root mean square is 0.2 sqrt(768) times smaller.
+                learning_rate=0.0045,
+                rates=RatesConfig(tables=3.0, head=0.9, vectors=3.3),
+                schedule="warmup_stable_decay",
+                warmup_steps=0,
+                decay_share=0.7,
+                final_fraction=0.0,
+                beta1=0.8,
+                beta2=0.95,
+                eps=1e-10,
+                weight_decay=0.28,
+                clip_norm=None,
+            ),
+            training=TrainingConfig(steps=3250, batch_size=512, accumulation=8, evaluate_every=125),
+        ),
+    ),
+    # "Attention is all you need", sections 5 and 6.1: generate.py with --checkpoint last-5 --decoding.num-beams 4.
+    "wmt14-en-de": Experiment(
+        "encoder-decoder: the paper's base model; --data.path and --data.target-path WMT14 English-German", _WMT
+    ),
+    # fairseq's transformer_iwslt_de_en.
+    "iwslt14-de-en": Experiment(
+        "encoder-decoder: fairseq's model; --data.path and --data.target-path IWSLT14 German-English",
+        replace(
+            _WMT,
+            model=replace(
+                _WMT.model,
+                encoder=_IWSLT_STACK,
+                decoder=_IWSLT_STACK,
+                dropout=DropoutConfig(embedding=0.3, residual=0.3),
+            ),
+            data=replace(_WMT_DATA, held_out=0.045, tokenizer=TokenizerConfig("bpe", vocab_size=10_000)),
+            optimizer=replace(_WMT.optimizer, learning_rate=5e-4, eps=1e-8, weight_decay=1e-4),
+            training=replace(_WMT.training, steps=50_000),
         ),
     ),
     # The CPU recipe of nanoGPT's README. Its windows start anywhere, hence stride 1. The learning rate is ours; with

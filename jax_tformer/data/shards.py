@@ -6,7 +6,7 @@ process, and one that is cut off meanwhile would end the process without a word.
 
 import json
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from hashlib import file_digest, sha256
@@ -15,7 +15,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_tformer.config.errors import require
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.sources import check_file, shard_files
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
@@ -42,47 +42,51 @@ class TokenFile(NamedTuple):
 
 
 @dataclass(frozen=True)
-class TokenWindows:
-    """Windows of `length` ids, each beginning `stride` ids after the one before, in the ids `start` to `end` of files.
-
-    Windows of one id, as at first, are the ids themselves.
-    """
+class StoredIds:
+    """The ids `start` to `end` of files, one after the other."""
 
     files: Sequence[TokenFile]
     start: int
     end: int
-    length: int = 1
-    stride: int = 1
 
     def __len__(self) -> int:
-        return max(0, (self.end - self.start - self.length) // self.stride + 1)
+        return self.end - self.start
 
-    def __getitem__(self, items: Iterable[int]) -> np.ndarray:
-        """Reads the windows with these numbers, [N, length]; raises InputError if a file has become shorter."""
-        return np.array([np.concatenate(list(self._read(self.start + int(item) * self.stride))) for item in items])
-
-    def _read(self, first: int) -> Iterable[np.ndarray]:
-        missing = self.length
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """Reads some ids; raises InputError if a file has become shorter or is gone."""
+        begin, end, _ = part.indices(len(self))
+        first, missing, found = self.start + begin, max(0, end - begin), [np.empty(0, np.uint8)]
         for path, kind, offset, size in self.files:
             if missing and first < size:
-                ids = np.fromfile(path, kind, min(missing, size - first), offset=offset + first * kind.itemsize)
-                told = f"{path} has become shorter since the start; {_MEND}; then the same command continues the run"
-                require(len(ids) == min(missing, size - first), told)
-                yield ids
-                missing, first = missing - len(ids), first + len(ids)
+                count, mend = min(missing, size - first), f"{_MEND}; then the same command continues the run"
+                try:
+                    found.append(np.fromfile(path, kind, count, offset=offset + first * kind.itemsize))
+                except OSError as error:
+                    raise InputError(f"{path} cannot be read any more ({error.strerror}); {mend}") from error
+                require(len(found[-1]) == count, f"{path} has become shorter since the start; {mend}")
+                missing, first = missing - count, first + count
             first -= size
+        return np.concatenate(found)
+
+
+Ids = np.ndarray | StoredIds
+"""Ids in memory or in files, of which `ids[first:end]` is read."""
 
 
 class Corpus(NamedTuple):
     """The ids of text or of shards, and what is known about them."""
 
-    train: np.ndarray | TokenWindows
-    held_out: np.ndarray | TokenWindows
+    train: Ids
+    held_out: Ids
     content: Sequence[str | memoryview]
     """The text, or the SHA-256 of every file of ids, in order."""
-    bytes_per_token: float | None
-    """UTF-8 bytes per token of the held-out part, if that is known."""
+    held_out_bytes: int | None
+    """UTF-8 bytes of the held-out text, if they are known."""
     notes: list[str]
+
+    def bytes_for(self, labels: int) -> float | None:
+        """Returns the bytes of held-out text for each of so many labels."""
+        return self.held_out_bytes / labels if self.held_out_bytes and labels else None
 
 
 def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:
@@ -104,11 +108,11 @@ def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:
     require(bool(train), told)
     ends = [sum(file.size for file in part) for part in (train, held_out)]
     start = int(ends[0] * (1 - data.held_out))
-    whole = TokenWindows(train, 0, ends[0]), TokenWindows(held_out, 0, ends[1])
+    whole = StoredIds(train, 0, ends[0]), StoredIds(held_out, 0, ends[1])
     parts = whole if held_out else (replace(whole[0], end=start), replace(whole[0], start=start))
     note = f"{len(parts[0]):,} ids to train on, {len(parts[1]):,} held out"
     known = (manifest or {}).get("val", {"tokens": 0})
-    return Corpus(*parts, digests, known["text_bytes"] / known["tokens"] if known["tokens"] else None, [note])
+    return Corpus(*parts, digests, known["text_bytes"] if held_out and known["tokens"] else None, [note])
 
 
 def digest(path: Path) -> str:

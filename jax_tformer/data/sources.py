@@ -5,16 +5,21 @@ character.
 """
 
 import glob
+import gzip
 import hashlib
-import io
 import json
 import os
+import re
+import zlib
 from array import array
+from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
-from typing import Generic, TypeVar
+from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -25,16 +30,58 @@ from jax_tformer.data.tokenizers import Pieces
 from jax_tformer.files import user_path
 
 T = TypeVar("T")
-_SUFFIXES = (".txt", ".md", ".rst", ".jsonl")
+D = TypeVar("D", bound=TextData | PairData)
+_NUMBER = r"[0-9]+\.?[0-9]*|\.[0-9]+"
+_WEIGHTS = re.compile(rf"=({_NUMBER})(,|$)")
+_ROWS = 10_000
+"""Rows of which each source of a mixture has a fixed share."""
+_TEXTS = (".txt", ".md", ".rst", ".jsonl")
+KINDS = (*_TEXTS, *(kind + packer for kind in _TEXTS for packer in (".gz", ".zst")), ".parquet")
+"""What is read of a folder."""
+_BLOCK = 2**20
 TABLES = (".json", ".csv")
 """Their texts would have to be taken out; as they are, a model learns quotes and commas."""
+
+
+@dataclass(frozen=True)
+class Joined(Iterable[T]):
+    """Iterates over all parts, one after the other."""
+
+    parts: Sequence[Iterable[T]]
+
+    def __iter__(self) -> Iterator[T]:
+        return chain.from_iterable(self.parts)
+
+
+def sources_of(data: D) -> list[tuple[D, int]]:
+    """Returns the sources that `data.path` names ("A=0.7,B=0.3"), each with its share of 10,000 rows; one has all.
+
+    Raises InputError unless all have weights above 0, if one has too little, or is named twice.
+    """
+    path = data.path
+    if path is None or not _WEIGHTS.search(path) or user_path(path).exists():
+        return [(data, _ROWS)]
+    named, weights = zip(*(part.rpartition("=")[::2] for part in path.split(",")), strict=True)
+    good = all(re.fullmatch(_NUMBER, weight) for weight in weights) and all(named) and len({*named}) == len(named)
+    total = sum(map(float, weights)) if good else 0
+    shares = [round(_ROWS * float(weight) / total) for weight in weights] if total else [0]
+    require(
+        min(shares) > 0,
+        f"--data.path is {path!r}; expected sources with weights, such as A=0.7,B=0.3: each once, and each weight at "
+        f"least 1/{_ROWS:,} of their sum",
+    )
+    if isinstance(data, PairData):
+        told = "give a .tsv or .jsonl file of each source, and no --data.target-path or --data.tokens-per-batch"
+        require(data.target_path is None and data.tokens_per_batch is None, f"--data.path is {path!r}; {told}")
+    return [(replace(data, path=name), share) for name, share in zip(named, shares, strict=True)]
 
 
 def check_files(data: TextData | PairData) -> None:
     """Raises InputError unless all files that `data` names are readable; does not open them."""
     if data.source == "files":
-        for path in pair_files(data) if isinstance(data, PairData) else shard_files(data) or text_files(data):
-            check_file(path)
+        for part, _ in sources_of(data):
+            for path in pair_files(part) if isinstance(part, PairData) else shard_files(part) or text_files(part):
+                check_file(path)
 
 
 def check_file(path: Path) -> None:
@@ -47,56 +94,137 @@ def check_file(path: Path) -> None:
         raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
 
 
-def read_utf8(path: Path) -> bytes:
-    """Reads a text file as UTF-8, with "\\n" as line ends; raises InputError if it is empty or not UTF-8."""
-    check_file(path)
+@dataclass(frozen=True)
+class Blocks(Iterable[bytes]):
+    """A text file, as it is or compressed, in blocks of UTF-8, with "\\n" as line ends.
+
+    Iterating raises InputError if the file cannot be read, is empty, or is not UTF-8.
+    """
+
+    path: Path
+
+    def __iter__(self) -> Iterator[bytes]:
+        check_file(self.path)
+        try:
+            yield from self._read()
+        except (EOFError, OSError, zlib.error) as error:
+            told = " ".join(str(error).split())
+            raise InputError(f"{self.path} is damaged or cannot be read ({told}); restore it; then go on") from error
+
+    def _read(self) -> Iterator[bytes]:
+        path, decoder, at, held, empty, block = self.path, getincrementaldecoder("utf-8")(), 0, b"", True, b"begun"
+        with _opened(path) as file:
+            while block:
+                block = file.read(_BLOCK)
+                nul, before = block.find(b"\0"), at - len(decoder.getstate()[0])
+                require(nul < 0, f"{path} is binary: a NUL byte at byte {at + nul:,}; expected UTF-8 text")
+                try:
+                    decoder.decode(block, final=not block)
+                except UnicodeDecodeError as error:
+                    byte = f"byte 0x{error.object[error.start]:02x} at byte {before + error.start:,}"
+                    raise InputError(f"{path} is not UTF-8: {byte}; convert it to UTF-8") from error
+                text = held + block if at else block.removeprefix("\ufeff".encode())
+                # Half of a line end waits for the other.
+                held = b"\r" if block and text.endswith(b"\r") else b""
+                text = text.removesuffix(held).replace(b"\r\n", b"\n")
+                at, empty = at + len(block), empty and not text.strip()
+                yield text
+        require(not empty, f"{path} is empty; expected text")
+
+
+def _opened(path: Path) -> Any:
+    """Opens a file, or what is compressed in it."""
+    if path.suffix.lower() == ".zst":
+        return _pyarrow(path).input_stream(str(path), compression="zstd")
+    return gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb")
+
+
+def _pyarrow(path: Path) -> Any:
     try:
-        data = path.read_bytes()
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
-    nul = data.find(b"\0")
-    require(nul < 0, f"{path} is binary: a NUL byte at byte {nul:,}; expected UTF-8 text")
-    try:
-        data.decode()
-    except UnicodeDecodeError as error:
-        byte = f"byte 0x{data[error.start]:02x} at byte {error.start:,}"
-        raise InputError(f"{path} is not UTF-8: {byte}; convert it to UTF-8") from error
-    require(bool(data) and not data.isspace(), f"{path} is empty; expected text")
-    return data.removeprefix("\ufeff".encode()).replace(b"\r\n", b"\n")
+        import pyarrow.parquet
+    except ImportError as error:
+        raise InputError(f"{path} takes pyarrow to read; install it: pip install 'jax-tformer[shards]'") from error
+    return pyarrow
+
+
+def kind_of(path: Path) -> str:
+    """Returns the suffix of a file, ".txt" for example, compressed or not."""
+    name = path.name.lower()
+    return Path(name.removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a text file; raises InputError as `read_utf8` does."""
-    # str.splitlines would also split at separators inside sentences, and put parallel files out of step.
-    for line in io.BytesIO(read_utf8(path)):
-        yield line.decode().removesuffix("\n")
+    """Yields the lines of a text file; raises InputError as `Blocks` does."""
+    rest = b""
+    for block in Blocks(path):
+        # str.splitlines would also split at separators inside sentences, and put parallel files out of step.
+        *lines, rest = (rest + block).split(b"\n")
+        yield from map(bytes.decode, lines)
+    if rest:
+        yield rest.decode()
 
 
-def read_json_lines(
-    path: Path, fields: tuple[str, ...], lines: Iterable[str] | None = None
-) -> Iterator[dict[str, str]]:
-    """Yields the objects of a file, one per line; raises InputError if one has no text in one of the `fields`.
-
-    `lines`: those of the file, if they are not to be read at once.
-    """
-    for number, line in enumerate(read_lines(path) if lines is None else lines, 1):
+def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, str]]:
+    """Yields the objects of a file, one per line; raises InputError if one has no text in one of the `fields`."""
+    for number, line in enumerate(read_lines(path), 1):
+        where = f"{path}, line {number:,}"
         try:
             record = json.loads(line)
         except (ValueError, RecursionError) as error:
-            raise InputError(f"{path}, line {number:,}: not JSON ({error}); expected one JSON object a line") from error
+            raise InputError(f"{where}: not JSON ({error}); expected one JSON object a line") from error
         for field in fields:
-            if not isinstance(record, dict) or not isinstance(record.get(field), str):
-                raise InputError(
-                    f'{path}, line {number:,}: no text under "{field}"; expected an object with a string under '
-                    + " and ".join(f'"{name}"' for name in fields)
-                )
+            wanted = " and ".join(f'"{name}"' for name in fields)
+            told = f'{where}: no text under "{field}"; expected an object with a string under {wanted}'
+            require(isinstance(record, dict) and isinstance(record.get(field), str), told)
             try:
                 record[field].encode()
             except UnicodeEncodeError as error:  # JSON escapes can spell half of a surrogate pair
-                raise InputError(
-                    f'{path}, line {number:,}: a lone surrogate under "{field}"; expected valid Unicode'
-                ) from error
+                raise InputError(f'{where}: a lone surrogate under "{field}"; expected valid Unicode') from error
         yield record
+
+
+class Document(NamedTuple):
+    """A document, and where it stands, for messages."""
+
+    place: str
+    blocks: Iterable[bytes]
+    """Its text (UTF-8); that of a file is read anew each time."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether it has nothing but white space."""
+        return not any(map(str.strip, Pieces(self.blocks)))
+
+
+def documents(path: Path, field: str = "text") -> Iterator[Document]:
+    """Yields the documents of a file: of each JSON line or row of Parquet what stands under `field`, or all text.
+
+    Raises InputError if the file cannot be read.
+    """
+    check_file(path)
+    if kind_of(path) == ".parquet":
+        for row, text in enumerate(_read_parquet(path, field), 1):
+            yield Document(f"{path}, row {row:,}", [(text or "").encode()])
+    elif kind_of(path) == ".jsonl":
+        for line, record in enumerate(read_json_lines(path, (field,)), 1):
+            yield Document(f"{path}, line {line:,}", [record[field].encode()])
+    else:
+        yield Document(str(path), Blocks(path))
+
+
+def _read_parquet(path: Path, column: str) -> Iterator[str | None]:
+    arrow = _pyarrow(path)
+    try:
+        with closing(arrow.parquet.ParquetFile(path)) as file:
+            kinds = dict(zip(file.schema_arrow.names, map(str, file.schema_arrow.types), strict=True))
+            told = f"{path} has the columns {', '.join(kinds)}; expected {column!r} among them: --data.column NAME"
+            require(column in kinds, told)
+            told = f"{path}: the column {column!r} holds {kinds[column]}; expected text; name another --data.column"
+            require(kinds[column] in ("string", "large_string", "string_view"), told)
+            for batch in file.iter_batches(1024, columns=[column]):
+                yield from batch[0].to_pylist()
+    except (arrow.ArrowException, OSError) as error:
+        raise InputError(f"{path} is damaged ({' '.join(str(error).split())}); restore it; then go on") from error
 
 
 def shard_files(data: TextData) -> list[Path]:
@@ -111,8 +239,8 @@ def shard_files(data: TextData) -> list[Path]:
     return [place] if place.suffix == ".bin" else []
 
 
-def text_files(data: TextData, kinds: tuple[str, ...] = _SUFFIXES) -> list[Path]:
-    """Finds the files that `data.path` names, in a folder those of these `kinds`.
+def text_files(data: TextData) -> list[Path]:
+    """Finds the files that `data.path` names, in a folder those of the `KINDS` of text.
 
     Raises InputError if there are none, or for one .json or .csv file.
     """
@@ -123,12 +251,12 @@ def text_files(data: TextData, kinds: tuple[str, ...] = _SUFFIXES) -> list[Path]
         )
     place = user_path(path)
     if place.is_dir():
-        files = sorted(file for file in place.rglob("*") if file.name.lower().endswith(kinds) and file.is_file())
+        files = sorted(file for file in place.rglob("*") if file.name.lower().endswith(KINDS) and file.is_file())
         if not files:
             others = Counter(file.suffix for file in place.rglob("*.*") if file.is_file())
             most = others.most_common(1)[0][0] if others else ".log"
             raise InputError(
-                f"{path} is a folder without {', '.join(kinds)} files; expected at least one; "
+                f"{path} is a folder without {', '.join(_TEXTS)} or .parquet files; expected at least one; "
                 f"other kinds of text are named by a pattern: '{path}/**/*{most}'"
             )
         return files
@@ -145,53 +273,53 @@ def text_files(data: TextData, kinds: tuple[str, ...] = _SUFFIXES) -> list[Path]
     return [place]
 
 
-def load_text(data: TextData) -> memoryview:
-    """Reads the text that `data` names, as UTF-8, with a blank line between documents.
+class Text(NamedTuple):
+    """A text (UTF-8), and where each of its documents ends; "\\n\\n" stands between two of them."""
+
+    content: memoryview
+    ends: list[int]
+
+
+def load_text(data: TextData) -> Text:
+    """Reads the text that `data` names; leaves documents out in which there is nothing.
 
     The blank line keeps the last word of a document apart from the first of the next, in characters that every corpus
     with paragraphs has.
 
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
-    written = (document for document in _documents(data) if document.decode().strip())
+    written = (b"".join(document.blocks) for document in _documents(data) if not document.is_empty)
     first, second = next(written, None), next(written, None)
     if first is None:
         raise InputError(f"{data.path} holds no text; expected at least one document that is not empty")
     if second is None:
-        return memoryview(first)
+        return Text(memoryview(first), [len(first)])
     # Joined in one array, so that the text is in memory only once.
-    text = bytearray(first.strip(b"\n"))
-    for document in chain([second], written):
-        text += b"\n\n"
-        text += document.strip(b"\n")
+    text, ends = bytearray(), list[int]()
+    for document in chain([first, second], written):
+        text += b"\n\n" * bool(ends) + document.strip(b"\n")
+        ends.append(len(text))
     text += b"\n"
-    return memoryview(text)
+    return Text(memoryview(text), ends)
 
 
-def _documents(data: TextData) -> Iterator[bytes]:
-    """Yields the documents as UTF-8, always in the same order."""
+def _documents(data: TextData) -> Iterator[Document]:
+    """Yields the documents, always in the same order."""
     made = {"modular-addition": generated.equations, "markov-chain": generated.chain}.get(data.source)
     if made is not None:
-        yield made().encode()
-        return
-    if data.source == "python-docs":
-        yield from _python_docs()
-        return
-    for path in text_files(data):
-        if path.suffix.lower() == ".jsonl":
-            yield from (record["text"].encode() for record in read_json_lines(path, ("text",)))
-        else:
-            yield read_utf8(path)
+        return iter([Document(data.source, [made().encode()])])
+    return _python_docs() if data.source == "python-docs" else chain.from_iterable(map(documents, text_files(data)))
 
 
-def _python_docs() -> Iterator[bytes]:
+def _python_docs() -> Iterator[Document]:
     """Yields the topics of the language reference that ships inside CPython."""
     try:
         from pydoc_data import topics
     except ImportError as error:
         raise InputError("this Python comes without pydoc_data; install all of its standard library") from error
     # Some texts are there under two names.
-    return (text.encode() for text in dict.fromkeys(topics.topics[name] for name in sorted(topics.topics)))
+    texts = dict.fromkeys(topics.topics[name] for name in sorted(topics.topics))
+    return (Document("python-docs", [text.encode()]) for text in texts)
 
 
 def split_text(text: memoryview, held_out: float) -> tuple[memoryview, memoryview]:
@@ -199,9 +327,9 @@ def split_text(text: memoryview, held_out: float) -> tuple[memoryview, memoryvie
 
     Random windows would overlap with training windows, so that the model would be tested on text that it has read.
     """
-    rest = int(sum(map(len, Pieces(text))) * (1 - held_out))
+    rest = int(sum(map(len, Pieces([text]))) * (1 - held_out))
     end = 0
-    for piece in Pieces(text):
+    for piece in Pieces([text]):
         part = piece[:rest]
         end += len(part.encode())
         rest -= len(part)
@@ -218,7 +346,7 @@ def pair_files(data: PairData) -> list[Path]:
     path = user_path(data.path)
     if data.target_path is not None:
         return [path, user_path(data.target_path)]
-    if path.suffix.lower() not in (".tsv", ".jsonl"):
+    if kind_of(path) not in (".tsv", ".jsonl"):
         raise InputError(
             f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path"
         )
@@ -272,7 +400,7 @@ def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
         told = f"{path} has {sources:,} lines and {others[0]} has {targets:,}"
         require(sources == targets, f"{told}; expected as many targets as sources, line by line")
         rows = zip(read_lines(path), read_lines(others[0]), strict=True)
-    elif path.suffix.lower() == ".tsv":
+    elif kind_of(path) == ".tsv":
         rows = (line.split("\t") for line in read_lines(path))
     else:
         rows = ((record["source"], record["target"]) for record in read_json_lines(path, ("source", "target")))

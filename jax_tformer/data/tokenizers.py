@@ -194,17 +194,27 @@ class Tokenizer:
             ) from error
         return [np.array(each.ids, np.int32) for each in found]
 
-    def encode_text(self, text: memoryview, first: Sequence[int] = ()) -> np.ndarray:
-        """Returns `first` and then the ids of a long `text` (valid UTF-8), `id_type`[N].
+    def encode_texts(self, texts: Iterable[memoryview], first: Sequence[int] = ()) -> np.ndarray:
+        """Returns `first` and then the ids of a text (valid UTF-8), for each of the texts, `id_type`[N].
 
-        Encodes it in `Pieces`, or all at once if a piece would get other ids.
+        Encodes long ones in `Pieces`, or all at once if a piece would get other ids.
         """
-        ids = bytearray(np.array(first, self.id_type).tobytes())
-        pieces = iter(Pieces(text) if self.can_be_cut else [str(text, "utf-8")])
+        ids, begin = bytearray(), np.array(first, self.id_type).tobytes()
+        pieces = (piece for text in texts for piece in enumerate(self.pieces(text)))
         while group := list(islice(pieces, _PIECES_TOGETHER)):
-            for part in self.encode_batch(group):
-                ids += part.astype(self.id_type).tobytes()
+            for (number, _), part in zip(group, self.encode_batch([piece for _, piece in group]), strict=True):
+                ids += begin * (number == 0) + part.astype(self.id_type).tobytes()
         return np.frombuffer(ids, self.id_type)
+
+    def pieces(self, text: bytes | memoryview) -> Iterable[str]:
+        """Returns the parts in which a text (UTF-8) can be encoded, one at least."""
+        return Pieces([text]) if self.can_be_cut and len(text) > _PIECE_BYTES else [str(text, "utf-8")]
+
+    @property
+    def separator(self) -> tuple[int, ...]:
+        """What begins each document among many: the tokens of a framing, or the start token, or an end token."""
+        known = (id for id in (self.start_id, self.end_id) if id is not None)
+        return self.framing.before if self.framing else tuple(islice(known, 1))
 
     @cached_property
     def can_be_cut(self) -> bool:
@@ -258,23 +268,36 @@ def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
 
 
 class Pieces(Iterable[str]):
-    """Iterates over a text (UTF-8) in parts of about 8,192 bytes, because the library slows down on long texts.
+    """Iterates over a text, given in blocks of UTF-8, in parts of about 8,192 bytes: the library is slow on long texts.
 
     Cuts before a space, which is where no token of GPT-2, BERT, Llama 3 or Qwen 2 crosses: the ids are those of the
-    whole text. Only text without spaces is cut before a line end.
+    whole text. Only text without spaces is cut before a line end. Where the blocks end does not matter.
     """
 
-    def __init__(self, text: bytes | memoryview) -> None:
-        self._text = text
+    def __init__(self, blocks: Iterable[bytes | memoryview]) -> None:
+        self._blocks = blocks
 
     def __iter__(self) -> Iterator[str]:
-        start = 0
-        while start < len(self._text):
-            near = start + _PIECE_BYTES
-            found = _SPACE.search(self._text, near, near + _PIECE_BYTES) or _SPACE_OR_LINE_END.search(self._text, near)
-            end = found.start() if found else len(self._text)
-            yield str(self._text[start:end], "utf-8")
-            start = end
+        rest: bytes | memoryview = b""
+        for block in self._blocks:
+            rest = b"".join((rest, block)) if len(rest) else block
+            start = 0
+            while end := self._cut(rest, start):
+                yield str(rest[start:end], "utf-8")
+                start = end
+            rest = rest[start:]
+        while len(rest):
+            end = self._cut(rest, 0, at_end=True) or len(rest)
+            yield str(rest[:end], "utf-8")
+            rest = rest[end:]
+
+    def _cut(self, text: bytes | memoryview, start: int, at_end: bool = False) -> int:
+        """Returns where a piece that begins at `start` ends; 0 if that depends on what follows `text`."""
+        near = start + _PIECE_BYTES
+        if len(text) < near + _PIECE_BYTES and not at_end:
+            return 0
+        found = _SPACE.search(text, near, near + _PIECE_BYTES) or _SPACE_OR_LINE_END.search(text, near)
+        return found.start() if found else 0
 
 
 @dataclass(frozen=True)

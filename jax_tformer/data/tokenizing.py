@@ -5,17 +5,14 @@ Whatever the number of processes, the shards are the same, to the byte.
 
 import ctypes
 import fcntl
-import gzip
-import io
 import multiprocessing
 import os
 import signal
-import zlib
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import closing, contextmanager
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -27,15 +24,14 @@ import numpy as np
 from jax_tformer.config.errors import InputError, Positive, Rate, check_fields, require
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.shards import FORMATS, HEADER_BYTES, MANIFEST, digest, seal
-from jax_tformer.data.sources import check_file, read_json_lines, read_utf8
+from jax_tformer.data.sources import documents
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
 from jax_tformer.files import read_json, sync, write_json
 
-KINDS = (".txt", ".md", ".rst", ".jsonl", ".jsonl.gz", ".jsonl.zst", ".parquet")
 PARTS = ("train", "val")
 _UNFINISHED = "unfinished.json"
-_TOGETHER, _LONG = 2**20, 2**16
-"""Characters that are encoded together, and of a text that is encoded in pieces."""
+_TOGETHER = 2**20
+"""Characters that are encoded together."""
 _SAVED_EVERY = 64
 
 
@@ -57,63 +53,23 @@ class ShardsConfig:
         require(self.shard_size < 2**31, f"shard_size is {self.shard_size}; expected fewer than 2^31")
 
 
-def documents(path: Path, column: str) -> Iterator[str]:
-    """Yields the documents of a file: of each line, of each row of Parquet, or of all text.
+def is_held_out(digest: bytes, fraction: float) -> bool:
+    """Whether the document with this SHA-256 is among the `fraction` that is held out."""
+    return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
-    Raises InputError if the file or a document cannot be read, or is empty.
+
+def read_documents(path: Path, config: ShardsConfig) -> Iterator[tuple[Iterable[str], bytes, int]]:
+    """Yields the documents of a file, in pieces, each with its SHA-256 and its size in bytes (UTF-8).
+
+    Raises InputError if the file cannot be read, or a document is empty.
     """
-    check_file(path)
-    try:
-        if path.suffix.lower() == ".parquet":
-            yield from _parquet(path, column)
-        elif path.name.lower().endswith(KINDS[3:6]):
-            reader: Any = {".gz": gzip.open, ".zst": _open_zst}.get(path.suffix.lower(), open)
-            with io.TextIOWrapper(reader(path, "rb"), encoding="utf-8") as lines:
-                for number, record in enumerate(read_json_lines(path, (column,), lines), 1):
-                    told = (
-                        f'{path}, line {number:,}: the text under "{column}" is empty; expected text; remove the line'
-                    )
-                    require(bool(record[column].strip()), told)
-                    yield record[column]
-        else:
-            yield read_utf8(path).decode()
-    except InputError:
-        raise
-    except (EOFError, OSError, ValueError, zlib.error) as error:  # pyarrow's errors are ValueErrors
-        raise InputError(f"{path} is damaged ({' '.join(str(error).split())}); restore it; then go on") from error
-
-
-def _open_zst(path: Path, mode: str) -> Any:
-    return _pyarrow(path).input_stream(str(path), compression="zstd")
-
-
-def _pyarrow(path: Path) -> Any:
-    try:
-        import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(f"{path} takes pyarrow to read; install it: pip install 'jax-tformer[shards]'") from error
-    return pyarrow
-
-
-def _parquet(path: Path, column: str) -> Iterator[str]:
-    arrow = _pyarrow(path)
-    with closing(arrow.parquet.ParquetFile(path)) as file:
-        kinds = dict(zip(file.schema_arrow.names, map(str, file.schema_arrow.types), strict=True))
-        told = f"{path} has the columns {', '.join(kinds)}; expected {column!r} among them: --data.column NAME"
-        require(column in kinds, told)
-        told = f"{path}: the column {column!r} holds {kinds[column]}; expected text; name another --data.column"
-        require(kinds[column] in ("string", "large_string", "string_view"), told)
-        batches = file.iter_batches(1024, columns=[column])
-        for row, text in enumerate((text for batch in batches for text in batch[0].to_pylist()), 1):
-            require(
-                bool(text and text.strip()), f"{path}, row {row:,}: the text in {column!r} is empty; remove the row"
-            )
-            yield text
-
-
-def is_held_out(text: str, fraction: float) -> bool:
-    """Whether a document, by its hash, is among the `fraction` that is held out."""
-    return int.from_bytes(sha256(text.encode()).digest()[:8], "big") < fraction * 2**64
+    for document in documents(path, config.column):
+        require(not document.is_empty, f"{document.place}: the text is empty; expected text; remove it")
+        hashed, size = sha256(), 0
+        for block in document.blocks:
+            hashed.update(block)
+            size += len(block)
+        yield Pieces(document.blocks), hashed.digest(), size
 
 
 class _Group(NamedTuple):
@@ -128,8 +84,8 @@ class _Group(NamedTuple):
 def _groups(
     files: Sequence[Path], config: ShardsConfig, can_be_cut: bool, advance: Callable[[int], Any]
 ) -> Iterator[_Group]:
-    """Yields the texts of `files` in groups, the last of which may be empty; says how many bytes it has read."""
-    texts, size, seen, number = list[tuple[int, bool, str]](), 0, b"", 0
+    """Yields the texts of `files` in groups, the last of which may be empty; says how much of the files it has read."""
+    texts, waiting, seen, number = list[tuple[int, bool, str]](), 0, b"", 0
     counts = np.zeros((2, 2), int)
 
     def group() -> _Group:
@@ -137,20 +93,19 @@ def _groups(
 
     for path in files:
         left = path.stat().st_size
-        for text in documents(path, config.column):
-            data = text.encode()
-            part, seen = int(is_held_out(text, config.held_out)), sha256(seen + data).digest()
-            counts[part] += 1, len(data)
-            for begin, piece in enumerate(Pieces(data) if can_be_cut and len(text) > _LONG else [text]):
+        for pieces, hashed, size in read_documents(path, config):
+            part, seen = int(is_held_out(hashed, config.held_out)), sha256(seen + hashed).digest()
+            counts[part] += 1, size
+            for begin, piece in enumerate(pieces if can_be_cut else ["".join(pieces)]):
                 texts.append((part, not begin, piece))
-                size += len(piece)
-                if size >= _TOGETHER:
+                waiting += len(piece)
+                # Compressed text is longer than its file.
+                advance(read := min(left, len(piece)))
+                left -= read
+                if waiting >= _TOGETHER:
                     number += 1
                     yield group()
-                    texts, size = [], 0
-            # Compressed text is longer than its file.
-            advance(read := min(left, len(data)))
-            left -= read
+                    texts, waiting = [], 0
         advance(left)
     number += 1
     yield group()
@@ -162,13 +117,11 @@ def _loaded(folder: Path) -> Tokenizer:
 
 
 def _encode(folder: Path, texts: Sequence[tuple[int, bool, str]]) -> list[np.ndarray]:
-    """Returns the ids of each part, int32[N]; a document begins with its start token, or an end token."""
+    """Returns the ids of each part, int32[N]; what separates documents stands before each."""
     tokenizer = _loaded(folder)
-    known = [[id] for id in (tokenizer.start_id, tokenizer.end_id) if id is not None]
-    first = list(tokenizer.framing.before) if tokenizer.framing else (known or [[]])[0]
-    found: list[list[Any]] = [[np.empty(0, np.int32)] for _ in PARTS]
+    begin, found = np.array(tokenizer.separator, np.int32), [[np.empty(0, np.int32)] for _ in PARTS]
     for (part, begins, _), ids in zip(texts, tokenizer.encode_batch([text for *_, text in texts]), strict=True):
-        found[part] += [np.array(first, np.int32), ids] if begins else [ids]
+        found[part] += [begin, ids] if begins else [ids]
     return [np.concatenate(ids) for ids in found]
 
 
@@ -288,7 +241,7 @@ class _Writer:
         """Writes headers and manifest; returns a line about the shards."""
         self._require_same(last)
         names, parts, told = ["tokenizer.json", "tokenizer_config.json"], dict[str, dict[str, int]](), list[str]()
-        for part, tokens, (documents, size) in zip(PARTS, self._state["tokens"], self._state["counts"], strict=True):
+        for part, tokens, (count, size) in zip(PARTS, self._state["tokens"], self._state["counts"], strict=True):
             for first in range(0, tokens, self._size):
                 header = np.zeros(HEADER_BYTES // 4, "<i4")
                 header[:3] = self._format, self._version, min(self._size, tokens - first)
@@ -296,8 +249,8 @@ class _Writer:
                     file.write(header.tobytes())
                 sync(path)
                 names.append(path.name)
-            parts[part] = {"documents": documents, "tokens": tokens, "text_bytes": size}
-            told.append(f"{documents:,} documents, {tokens:,} tokens")
+            parts[part] = {"documents": count, "tokens": tokens, "text_bytes": size}
+            told.append(f"{count:,} documents, {tokens:,} tokens")
         files = {name: digest(self._out / name) for name in names}
         manifest = {"files": files, "settings": self._state["settings"], **parts}
         write_json(self._out / MANIFEST, {**manifest, "checksum": seal(manifest)})

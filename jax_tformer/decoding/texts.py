@@ -25,6 +25,7 @@ _MAY_CHANGE = re.compile(r"(?: +(?:n *)?(?:' *)?[vr]?|')\Z")
 that lost its spaces gets the first one back where a full stop takes the second."""
 _WINDOW = 48
 """How many tokens are decoded again as context of the next: more than are held back, and a character's bytes."""
+_HYPHEN, _SPLIT = re.compile(r"(\S)-(\S)"), r"\1 ##AT##-##AT## \2"
 _RUN = 4
 """BLEU compares runs of up to this many tokens, and is zero without any such run."""
 
@@ -210,8 +211,13 @@ class TranslationScores(NamedTuple):
     """How each score was computed, in sacrebleu's notation: tokenisation, smoothing, version ..."""
 
 
-def translation_scores(answers: Sequence[str], references: Sequence[str]) -> TranslationScores:
+def translation_scores(
+    answers: Sequence[str], references: Sequence[str], *, split_compounds: bool = False
+) -> TranslationScores:
     """Scores all `answers` together, each against its one reference.
+
+    With `split_compounds`, the texts are words already, as Moses divides them, and BLEU is that of the paper: of
+    multi-bleu.perl, with "rich-text" as three words (tensor2tensor's get_ende_bleu.sh; Luong's scripts had it so).
 
     Leaves out BLEU if more than half of the references are shorter than the runs of four tokens that it compares:
     without any such run it is 0.00 however good the answers are, and with a few it says nothing about the rest.
@@ -233,7 +239,11 @@ def translation_scores(answers: Sequence[str], references: Sequence[str]) -> Tra
     if 2 * short > count:
         no_bleu = f"{short:,} of {count:,} references have fewer than {_RUN} tokens, and BLEU compares runs of {_RUN}"
     # force: prints no warning about texts that look tokenised.
-    metrics = (CHRF(),) if no_bleu else (BLEU(force=True), CHRF())
+    bleu_of = BLEU(force=True)
+    if split_compounds:
+        answers, references = ([_HYPHEN.sub(_SPLIT, text) for text in texts] for texts in (answers, references))
+        bleu_of = BLEU(force=True, tokenize="none", smooth_method="none")
+    metrics = (CHRF(),) if no_bleu else (bleu_of, CHRF())
     scores = [metric.corpus_score(list(answers), [list(references)]) for metric in metrics]
     signatures = tuple(str(metric.get_signature()) for metric in metrics)
     lines = [f"exact match {equal / count:.4f}: {equal:,} of {count:,}", *([f"no BLEU: {no_bleu}"] if no_bleu else [])]

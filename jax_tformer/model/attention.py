@@ -70,8 +70,9 @@ class Attention(nnx.Module):
         self.output = Linear(
             heads, model, config, bias=stack.output_bias, residual_branches=residual_branches, target="output"
         )
-        self.query_norm = Norm(config, stack, width) if stack.query_key_norm else identity
-        self.key_norm = Norm(config, stack, width) if stack.query_key_norm else identity
+        normed, scales = stack.query_key_norm, stack.query_key_scale
+        self.query_norm = Norm(config, stack, width, scales=scales) if normed else identity
+        self.key_norm = Norm(config, stack, width, scales=scales) if normed else identity
         self.scale = 1 / math.sqrt(config.scale_width(stack))
         self.dropout = Dropout(config.dropout.attention)
         self.implementation = config.compute.attention

@@ -28,7 +28,7 @@ class Head(nnx.Module):
         self.kernel = None if config.tied_head else parameter((width, config.vocab_size), config, start)
         self.bias = parameter((config.vocab_size,), config, ZEROS) if config.head_bias else None
         self.activation, self.dtype = stack.activation, config.compute.dtype
-        self.scale, self.cap = config.d_model**-0.5 if config.head_scale else None, config.logit_cap
+        self.scale, self.cap = config.d_model**-0.5 if config.head_scale else None, config.cap
 
     def transform(self, x: Stream) -> Stream:
         """Returns the input of the vocabulary projection."""
@@ -51,7 +51,7 @@ class Head(nnx.Module):
             logits = logits.reshape(*x.shape[:-1], -1)
         if self.bias is not None:
             logits = logits + self.bias[...].reshape(1, 1, -1).astype(logits.dtype)
-        return logits if self.cap is None else soft_cap(logits, self.cap)
+        return logits if self.cap is None else soft_cap(logits, *self.cap)
 
 
 class Pooler(nnx.Module):

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jax_tformer.config import Activation, LoraTarget, StackConfig, TransformerConfig
+from jax_tformer.config import Activation, CapForm, LoraTarget, StackConfig, TransformerConfig
 from jax_tformer.lora import adapter
 from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.parameters import (
@@ -78,13 +78,15 @@ class Norm(nnx.Module):
 
     RMSNorm has neither mean nor bias. With `norm_unit_offset`, 1 + scale takes the place of scale. The variance is the
     mean of squared deviations, in two passes, because mean(x^2) - mean(x)^2 loses all digits if the mean is large.
-    `width` is that of the last axis; None: D.
+    `width` is that of the last axis; None: D. Without `scales` it has neither scale nor bias.
     """
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, width: int | None = None) -> None:
+    def __init__(
+        self, config: TransformerConfig, stack: StackConfig, width: int | None = None, *, scales: bool = True
+    ) -> None:
         shape = (width or config.d_model,)
-        self.scale = parameter(shape, config, ZEROS if stack.norm_unit_offset else ONES)
-        self.bias = parameter(shape, config, ZEROS) if stack.norm_bias else None
+        self.scale = parameter(shape, config, ZEROS if stack.norm_unit_offset else ONES) if scales else None
+        self.bias = parameter(shape, config, ZEROS) if scales and stack.norm_bias else None
         self.kind, self.eps, self.offset = stack.norm, stack.norm_eps, stack.norm_unit_offset
 
     def __call__(self, x: Float[Array, "B T *D"]) -> Float[Array, "B T *D"]:
@@ -94,8 +96,9 @@ class Norm(nnx.Module):
             high = high - high.mean(-1, keepdims=True)
         high = high * jax.lax.rsqrt(jnp.square(high).mean(-1, keepdims=True) + self.eps)
         last = (1,) * (x.ndim - 1) + (-1,)
-        scale = self.scale[...].reshape(last).astype(high.dtype)
-        high = high * (1 + scale if self.offset else scale)
+        if self.scale is not None:
+            scale = self.scale[...].reshape(last).astype(high.dtype)
+            high = high * (1 + scale if self.offset else scale)
         if self.bias is not None:
             high = high + self.bias[...].reshape(last).astype(high.dtype)
         return high.astype(x.dtype)
@@ -122,9 +125,13 @@ class FeedForward(nnx.Module):
 
 
 def activate(x: Array, activation: Activation) -> Array:
-    """Applies ReLU, GELU (Hendrycks & Gimpel, 2016; exact or with tanh) or SiLU, in at least float32."""
+    """Applies ReLU, its square (So et al., 2021), GELU (Hendrycks & Gimpel, 2016; exact or with tanh) or SiLU.
+
+    They compute in at least float32.
+    """
     functions: dict[str, Callable[[Array], Array]] = {
         "relu": jax.nn.relu,
+        "relu_squared": lambda x: jnp.square(jax.nn.relu(x)),
         "gelu_erf": gelu,
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "silu": jax.nn.silu,
@@ -144,9 +151,9 @@ def gelu(x: Array) -> Array:
     return 0.5 * x * (1 + jax.lax.erf(x * math.sqrt(0.5)))
 
 
-def soft_cap(x: Array, cap: float) -> Array:
-    """Bounds x smoothly by -cap and cap: cap * tanh(x / cap) (Gemma 2, 2024, section 2)."""
-    return cap * jnp.tanh(x / cap)
+def soft_cap(x: Array, cap: float, form: CapForm = "tanh") -> Array:
+    """Bounds x smoothly by -cap and cap: cap * tanh(x / cap) (Gemma 2, 2024, section 2), or the same with a root."""
+    return cap * jnp.tanh(x / cap) if form == "tanh" else cap * x * jax.lax.rsqrt(jnp.square(x) + cap**2)
 
 
 def identity(x: Array) -> Array:

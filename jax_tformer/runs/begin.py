@@ -26,7 +26,8 @@ from jax.sharding import Mesh
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import ExperimentConfig, PairData, TokenizerConfig, trains_on
-from jax_tformer.data.pipeline import Batch, build_tokenizer_for
+from jax_tformer.data.order import Batch
+from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
 from jax_tformer.files import changed_fields, combined_hash, shortened, to_dict, user_path
 from jax_tformer.functional import Params

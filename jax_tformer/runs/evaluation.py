@@ -9,6 +9,7 @@ from dataclasses import replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
+from traceback import extract_tb
 from typing import Any
 
 import jax
@@ -23,7 +24,8 @@ from rich.table import Table
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, MaskedTextData, PairData
-from jax_tformer.data.pipeline import Batch, Pipeline, build_pipeline
+from jax_tformer.data.order import Batch
+from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import Answerer
 from jax_tformer.decoding.texts import Prompt, PromptReader, translation_scores
@@ -51,10 +53,10 @@ DeviceBatch = dict[str, Array]
 DropoutKey = Key[Array, ""] | None
 _SHOWN = 12
 """Tokens shown of a row, so that it can be found in the data."""
+_PACKAGE = f"{Path(__file__).parents[1]}/"
 _PROMPT = 8
 """Held-out tokens that a sample continues if the tokenizer has no start token."""
-_SHARES = ("exact_match", "train_accuracy", "val_accuracy")
-_SCORES = (*_SHARES, "bleu", "no_bleu")
+_SCORES = ("train_accuracy", "val_accuracy", "exact_match", "bleu", "no_bleu")
 _LOSSES = ("loss", "val_loss", "average_val_loss", "val_perplexity", "val_bits_per_byte", *_SCORES)
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
@@ -109,12 +111,19 @@ class Evaluator:
 
 
 def find_not_finite(
-    net: AnyTransformer, mesh: Mesh, tokenizer: Tokenizer, accumulation: int, state: TrainState, batch: Batch
+    net: AnyTransformer,
+    mesh: Mesh,
+    tokenizer: Tokenizer,
+    accumulation: int,
+    state: TrainState,
+    batch: Batch,
+    *,
+    operation: bool = False,
 ) -> str:
     """Describes the first parameter, layer or gradient that is not finite in a step of `batch`; "" if none is found.
 
     Runs the model again, as the step did. `state` is that which `train_step` returned for the failed step, or the one
-    whose evaluation failed.
+    whose evaluation failed. `operation`: says as well which one made the first NaN.
     """
 
     def finite_rows(params: Params, part: DeviceBatch, key: DropoutKey) -> dict[str, Bool[Array, " B"]]:
@@ -156,9 +165,27 @@ def find_not_finite(
                         return found
                     row = first + int(np.argmin(finite))
                     begins = tokenizer.decode(ids[row, :_SHOWN])
-                    return f"{found}, in row {row + 1} of {len(ids)}, which begins {begins!r}"
+                    made = first_nan(squared_gradients, state.params, part, key) if operation else ""
+                    return f"{found}, in row {row + 1} of {len(ids)}, which begins {begins!r}{made}"
             if trains and (name := _not_finite_in(jax.jit(squared_gradients)(state.params, part, key))):
-                return f"every layer's output is finite, the norm of the gradient of {name} is not"
+                made = first_nan(squared_gradients, state.params, part, key) if operation else ""
+                return f"every layer's output is finite, the norm of the gradient of {name} is not{made}"
+    return ""
+
+
+def first_nan(compute: Callable[..., object], *given: object) -> str:
+    """Computes operation by operation; returns which one makes the first NaN, and its line, or "" if none does."""
+    try:
+        with jax.disable_jit(), jax.debug_nans(True):
+            compute(*given)
+    except FloatingPointError as error:
+        # On the way back, the lines of the way there stand in the cause.
+        frames = [frame for raised in (error, error.__cause__) if raised for frame in extract_tb(raised.__traceback__)]
+        ours = [frame for frame in frames if frame.filename.startswith(_PACKAGE) and frame.filename != __file__]
+        told = "; " + str(error).partition(".")[0]
+        if ours:
+            told += f" in {ours[-1].filename.removeprefix(_PACKAGE)}, line {ours[-1].lineno}: {ours[-1].line}"
+        return told
     return ""
 
 
@@ -334,33 +361,25 @@ def _find_best(rows: list[Row]) -> tuple[Row, list[str]]:
 
 
 def draw_losses(rows: list[Row], path: Path, title: str) -> None:
-    """Draws the training and held-out losses over steps as a PNG, and below the shares of right answers, if any."""
+    """Draws the training and held-out losses over steps as a PNG."""
     from matplotlib.figure import Figure
 
-    def curve(name: str) -> list[tuple[int, float]]:
-        return [(row["step"], row[name]) for row in rows if name in row]
-
-    shares = [name for name in _SHARES if curve(name)]
-    figure = Figure(figsize=(7, 7.2 if shares else 4.2), dpi=144, layout="constrained")
-    axes, *below = figure.subplots(2 if shares else 1, sharex=True, squeeze=False)[:, 0]
-    if trained := curve("loss"):
+    figure = Figure(figsize=(7, 4.2), dpi=144, layout="constrained")
+    axes = figure.subplots()
+    trained = [(row["step"], row["loss"]) for row in rows if "loss" in row]
+    held_out = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+    if trained:
         axes.plot(*zip(*trained, strict=True), color="#9db8d9", linewidth=1.2, label="training batch")
-    if held_out := curve("val_loss"):
+    if held_out:
         axes.plot(*zip(*held_out, strict=True), "o-", color="#b3471d", markersize=4, label="held out")
         step, loss = held_out[-1]
         axes.annotate(f"{loss:.3f}", (step, loss), xytext=(0, 8), textcoords="offset points", ha="right")
     axes.set_title(title, parse_math=False)
-    axes.set(ylabel="cross-entropy, nats per token")
-    for name in shares:
-        color = "#9db8d9" if name.startswith("train") else "#b3471d"
-        below[0].plot(*zip(*curve(name), strict=True), "o-", color=color, markersize=4, label=name.replace("_", " "))
-        below[0].set(ylabel="share of right answers")
-    for each in (axes, *below):
-        each.set_ylim(bottom=0)
-        each.grid(alpha=0.3)
-        each.spines[["top", "right"]].set_visible(False)
-        if each.lines:
-            each.legend(frameon=False)
-    each.set(xlabel="step")
+    axes.set(xlabel="step", ylabel="cross-entropy, nats per token")
+    axes.set_ylim(bottom=0)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if trained or held_out:
+        axes.legend(frameon=False)
     with named_errors(path):
         figure.savefig(path)

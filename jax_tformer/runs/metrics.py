@@ -24,13 +24,14 @@ from rich.text import Text
 
 from jax_tformer.config.errors import InputError, TrainingFailed
 from jax_tformer.config.experiment import ExperimentConfig
-from jax_tformer.data.pipeline import Batch
+from jax_tformer.data.order import Batch
 from jax_tformer.files import not_regular, parse_json, shortened, to_dict, write_text
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
 from jax_tformer.training.processes import is_first
 from jax_tformer.training.step import StepMetrics, TrainState
+from jax_tformer.training.work import product_rate, training_flops
 
 Row = dict[str, Any]
 """A step, and figures by name; the name of a sentence in place of a figure begins with no_."""
@@ -334,29 +335,41 @@ class Reporter:
         started: float,
         *,
         diagnosis: Callable[[TrainState, Batch], str],
+        epochs: Callable[[int], Row],
     ) -> None:
-        """Calls `diagnosis` to find what is not finite in a failed step."""
+        """Calls `diagnosis` to find what is not finite in a failed step; logs the `epochs` after so many steps."""
         self._log, self._line, self._started, self._diagnosis = log, line, started, diagnosis
-        self._every = experiment.training.log_every
+        self._every, self._epochs = experiment.training.log_every, epochs
         # Compiled as one function, so that the first line does not wait for a dozen compilations.
         self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
         self._pending: tuple[int, StepMetrics, Batch] | None = None
         self._state: TrainState | None = None
         self._clock: float | None = None
-        self._tokens, self._seconds = 0, 0.0
-        self._logged = (0, 0.0)
+        self._tokens, self._seconds, self._work = 0, 0.0, 0
+        self._logged = (0, 0.0, 0)
+        self._model, self._peak = experiment.model, math.nan
         self._first_step: float | None = None
         self._spikes = Spikes()
         self._noise = list[tuple[float, float]]()
 
     @property
     def speed(self) -> Row:
-        """Speed of this process: tokens_per_second and seconds_to_first_step (since `started`); None if unknown.
+        """Speed of this process: tokens_per_second, seconds_to_first_step (since `started`) and, if asked, utilization.
 
-        tokens_per_second leaves out the first step, which also compiles, and each step after an evaluation.
+        tokens_per_second leaves out the first step, and that of each shape of batch, which also compile, and each
+        step after an evaluation.
         """
         tokens_per_second = round(self._tokens / self._seconds, 1) if self._seconds else None
-        return {"tokens_per_second": tokens_per_second, "seconds_to_first_step": self._first_step}
+        speed = {"tokens_per_second": tokens_per_second, "seconds_to_first_step": self._first_step}
+        return speed | self._utilization(self._work, self._seconds)
+
+    def measure_products(self) -> None:
+        """Measures what utilization is relative to, and takes half a second, in which nothing else may run."""
+        self._peak = product_rate(self._model.compute.dtype)
+
+    def _utilization(self, work: float, seconds: float) -> Row:
+        """Returns the share of the measured rate at which so much work was done, if it was measured."""
+        return {} if math.isnan(self._peak) or not seconds else {"utilization": work / seconds / self._peak}
 
     def step(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
         """Reports the previous step, and keeps the metrics of update `number`, which made `state` from `batch`.
@@ -379,12 +392,15 @@ class Reporter:
         elif self._clock is not None and not discard:
             self._seconds += now - self._clock
             self._tokens += tokens
+            shapes = [batch[name].shape for name in ("labels", "source") if name in batch]
+            self._work += training_flops(self._model, *shapes[0], *(shape[1] for shape in shapes[1:])).needed
         self._clock = now
         self._require_finite(f"the loss of step {number}", loss, batch)
         self._require_finite(f"the gradient norm of step {number}", norm, batch)
         if discard:
             return
-        tokens, seconds = self._tokens - self._logged[0], self._seconds - self._logged[1]
+        now_logged = self._tokens, self._seconds, self._work
+        tokens, seconds, work = np.subtract(now_logged, self._logged).tolist()
         speed = round(tokens / seconds, 1) if seconds else None
         self._line.update(number, loss, speed)
         row: Row = {"step": number, "loss": loss}
@@ -395,15 +411,21 @@ class Reporter:
             self._noise.append(jax.device_get(metrics.noise))
         if number % self._every == 0:
             row |= {"gradient_norm": norm, "learning_rate": float(self._rate(number - 1))} | _norms(metrics.norms)
+            row |= self._epochs(number)
             if self._noise:
                 signal, noise = map(float, np.mean(self._noise, axis=0))
                 row |= {"squared_gradient": signal, "gradient_variance": noise}
                 row |= {"noise_scale": noise / signal} if signal > 0 else {}
                 self._noise.clear()
-            self._log.write(row if speed is None else row | {"tokens_per_second": speed})
-            self._logged = self._tokens, self._seconds
+            row |= {} if speed is None else {"tokens_per_second": speed}
+            self._log.write(row | self._utilization(work, seconds))
+            self._logged = now_logged
         elif deviations is not None:
             self._log.write(row)
+
+    def pause(self) -> None:
+        """Does not count the time from the last report to the next one."""
+        self._clock = None
 
     def evaluation(self, number: int, figures: Row, batch: Batch) -> None:
         """Reports an evaluation after update `number`; its time does not count as training.
@@ -411,7 +433,7 @@ class Reporter:
         Raises TrainingFailed if the held-out loss is not finite, after a diagnosis with `batch`, an evaluated one.
         """
         self.flush()
-        self._clock = None
+        self.pause()
         self._require_finite(f"the held-out loss after step {number}", figures["val_loss"], batch)
         self._log.write({"step": number, **figures})
         self._line.say(f"step {number}  {format_figures(figures)}")

@@ -15,13 +15,14 @@ import jax.numpy as jnp
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
-from jax_tformer.config import IGNORED
+from jax_tformer.config import IGNORED, CapForm
 from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.model.layers import soft_cap
 from jax_tformer.model.parameters import accumulator, context_parts
 
 LOGITS_AT_ONCE = 2**26
 """The most logits at once: 256 MB in float32."""
+Cap = tuple[float, CapForm]
 _LANES = 128
 """On tensor cores, products in narrow types are fastest if the vocabulary is a multiple of this."""
 
@@ -32,11 +33,11 @@ def linear_cross_entropy(
     bias: Float[Array, " V"] | None,
     labels: Int[Array, "B T"],
     loss: LossConfig = CROSS_ENTROPY,
-    cap: float | None = None,
+    cap: Cap | None = None,
 ) -> tuple[Float[Array, ""], Int[Array, ""]]:
     """Returns the cross-entropy of the logits x table^T + bias, summed over the labels that count, and their number.
 
-    The sum is in nats, with what `loss` adds to it. With a `cap`, the logits are bounded by it (see `soft_cap`).
+    The sum is in nats, with what `loss` adds to it. With a `cap` and its form, the logits are bounded (see `soft_cap`).
     """
     vocabulary = len(table)
     flat, targets = (_flatten(array) for array in (x, labels))
@@ -48,7 +49,7 @@ def linear_cross_entropy(
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def _summed(
-    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: float | None
+    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: Cap | None
 ) -> Array:
     narrow = table.astype(x.dtype)
 
@@ -62,7 +63,7 @@ def _summed(
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def _with_gradients(
-    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: float | None
+    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: Cap | None
 ) -> tuple[Array, tuple[Array, Array, Array | None]]:
     """Returns the loss, and its gradients by x, table and bias."""
     high, narrow = accumulator(x.dtype), table.astype(x.dtype)
@@ -71,8 +72,11 @@ def _with_gradients(
         logits = _logits(rows, narrow, bias, vocabulary, cap)
         losses, by_logits = _losses(logits, targets, vocabulary, added)
         if cap is not None:
-            # tanh' = 1 - tanh^2; the columns beyond the vocabulary have no gradient.
-            by_logits = by_logits * (1 - jnp.square(jnp.maximum(logits, -cap) / cap))
+            # y' = 1 - y^2 where y = tanh x, and its power of 3/2 where y = x / sqrt(x^2 + 1); the columns beyond the
+            # vocabulary have no gradient.
+            size, form = cap
+            slope = 1 - jnp.square(jnp.maximum(logits, -size) / size)
+            by_logits = by_logits * (slope if form == "tanh" else slope**1.5)
         by_bias = by_logits.sum(0)
         by_logits = by_logits.astype(x.dtype)
         by_table = jnp.einsum("nv,nd->vd", by_logits, rows, preferred_element_type=high)
@@ -97,7 +101,7 @@ def _with_gradients(
 
 @_with_gradients.defjvp
 def _with_gradients_jvp(
-    vocabulary: int, added: LossConfig, cap: float | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+    vocabulary: int, added: LossConfig, cap: Cap | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> Any:
     """Does what JAX would do by default, but makes JAX treat the function as a whole.
 
@@ -108,7 +112,7 @@ def _with_gradients_jvp(
 
 @partial(_summed.defjvp, symbolic_zeros=True)
 def _summed_jvp(
-    vocabulary: int, added: LossConfig, cap: float | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+    vocabulary: int, added: LossConfig, cap: Cap | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
     """Returns the loss and its change, gradient * tangent, whose transpose in the backward pass is gradient * factor.
 
@@ -142,13 +146,13 @@ def _parts(x: Array, labels: Array, vocabulary: int) -> tuple[Array, Array]:
     return rows.reshape(-1, parts, x.shape[1]).swapaxes(0, 1), targets.reshape(-1, parts).T
 
 
-def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int, cap: float | None) -> Float[Array, "N V"]:
+def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int, cap: Cap | None) -> Float[Array, "N V"]:
     """Computes logits in at least float32; columns beyond the vocabulary are minus infinity."""
     logits = jnp.einsum("nd,vd->nv", x, table, preferred_element_type=accumulator(x.dtype))
     beyond = len(table) - vocabulary
     if bias is not None:
         logits = logits + jnp.pad(bias, (0, beyond)).astype(logits.dtype)[None]
-    logits = logits if cap is None else soft_cap(logits, cap)
+    logits = logits if cap is None else soft_cap(logits, *cap)
     if not beyond:
         return logits
     return jnp.where((jnp.arange(len(table)) < vocabulary)[None], logits, -jnp.inf)

@@ -44,6 +44,8 @@ def require_room_for_batches(data: TextData | PairData, training: TrainingConfig
     tokens = data.context_length if isinstance(data, TextData) else data.source_length + data.target_length
     # The least: int32 tokens and labels of a batch for evaluation, one for the step, and four that wait.
     asked = training.batch_size * tokens * 8 * 6
+    if isinstance(data, PairData) and data.tokens_per_batch is not None:
+        asked = data.tokens_per_batch * 2 * 8 * 6
     require_memory(asked, f"batches of {training.batch_size:,} rows", SMALLER_TRAINING)
 
 
@@ -129,6 +131,8 @@ class Prepared(NamedTuple):
     """Computes the state at step 0, of new parameters or of `given` ones, which it donates."""
     step: jax.stages.Lowered
     """(state, batch) -> (state, metrics), traced but not compiled; donates the state."""
+    compile: Callable[[Any], jax.stages.Compiled]
+    """Compiles the step for batches like this one, of another shape."""
 
 
 def prepare(
@@ -163,15 +167,18 @@ def prepare(
         donate_argnums=0,
         compiler_options=compiler_options(net.config.compute.dtype),
     )
-    with jax.set_mesh(mesh):
-        lowered = update.lower(abstract, dict(batch))
+
+    def lower(batch: Mapping[str, Any]) -> jax.stages.Lowered:
+        with jax.set_mesh(mesh):
+            return update.lower(abstract, dict(batch))
+
     initialise = jax.jit(
         first_state,
         out_shardings=shardings,
         donate_argnames=("given",),
         compiler_options=compiler_options(once=True),
     )
-    return Prepared(abstract, initialise, lowered)
+    return Prepared(abstract, initialise, lower(batch), lambda batch: lower(batch).compile())
 
 
 def compile_beside(lowered: jax.stages.Lowered) -> Future[jax.stages.Compiled]:

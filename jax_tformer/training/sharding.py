@@ -165,6 +165,11 @@ def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeD
     }
 
 
+def shape_of(batch: Mapping[str, Any]) -> frozenset[Any]:
+    """Returns the names and shapes of the arrays of a batch."""
+    return frozenset((name, rows.shape) for name, rows in batch.items())
+
+
 def describe_shards(mesh: Mesh, state: PyTree, params: Params, program: str) -> list[str]:
     """Says what each device holds and what a step exchanges, a line each; nothing for one device.
 

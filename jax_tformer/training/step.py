@@ -105,7 +105,7 @@ def batch_loss(
     model, hidden = net.bind(params), forward(net, params, batch, dropout_key=dropout_key).hidden
     assert model.head is not None
     matrix, bias = model.head.matrix(model.table), None if model.head.bias is None else model.head.bias[...]
-    return linear_cross_entropy(hidden, matrix, bias, batch["labels"], loss, net.config.logit_cap)
+    return linear_cross_entropy(hidden, matrix, bias, batch["labels"], loss, net.config.cap)
 
 
 def split_batch(batch: Batch, parts: int) -> Batch:

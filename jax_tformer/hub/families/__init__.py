@@ -191,7 +191,7 @@ def canonical(config: TransformerConfig) -> TransformerConfig:
     def stack(old: StackConfig | None) -> StackConfig | None:
         if old is None:
             return None
-        words: dict[int, Any] = {1: "none", config.d_model: "model_width", config.head_width(old): "head_width"}
+        words: dict[float, Any] = {1: "none", config.d_model: "model_width", config.head_width(old): "head_width"}
         scale = config.scale_width(old)
         return replace(
             old,

@@ -1,0 +1,99 @@
+"""The large recipes, which nobody has run here: small ones from corpus to score, and the full step, compiled."""
+
+import json
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+
+from jax_tformer.cli import generate, tokenize, train
+from jax_tformer.config.experiment import MeshConfig
+from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.functional import transformer
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.prepare import fit_to_devices, prepare
+from jax_tformer.training.sharding import make_mesh
+
+pytestmark = pytest.mark.deep
+WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
+SHORT = ["--training.steps", "6", "--training.evaluate-batches", "1", "--training.evaluate-every", "6"]
+BPE = ["--data.tokenizer.kind", "bpe", "--data.tokenizer.vocab-size", "300"]
+
+
+@pytest.mark.parametrize("name", ["gpt2-124m", "modded-nanogpt"])
+def test_from_documents_to_a_model(name, tmp_path, monkeypatch, capsys):
+    """llm.c's shards, with a file that is held out, in rows of 1,024 tokens."""
+    monkeypatch.chdir(tmp_path)
+    texts = [f"Document {n} has {n * n} lines, and {n % 7} more. " * 40 for n in range(300)]
+    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    assert tokenize.main(["corpus.jsonl", "--out", "shards", *BPE, "--data.held-out", "0.2", "--workers", "1"]) == 0
+    assert sorted(path.name.split("_")[0] for path in (tmp_path / "shards").glob("*.bin")) == ["train", "val"]
+    narrow = ["--model.decoder.num-layers", "2", "--model.decoder.num-heads", "2", "--model.d-model", "16"]
+    narrow += ["--model.decoder.feedforward-width", "32", "--training.batch-size", "2", "--training.accumulation", "2"]
+    if name == "modded-nanogpt":
+        narrow += ["--model.decoder.rotary.width", "4", "--model.vocab-size", "304"]
+    assert train.main([name, "--data.path", "shards", "--run", "run", *narrow, *SHORT]) == 0
+    figures = json.loads((tmp_path / "run" / "summary.json").read_text())
+    assert 4 < figures["val_loss"] < 6  # ln 304 = 5.7
+    assert generate.main(["run", "--prompt", "Document", "--max-new-tokens", "8"]) == 0
+    assert capsys.readouterr().out.rpartition("\n")[0]
+
+
+@pytest.mark.parametrize("name", ["wmt14-en-de", "iwslt14-de-en"])
+def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
+    """Shared BPE, label smoothing, the mean of five checkpoints, four beams, both kinds of BLEU."""
+    monkeypatch.chdir(tmp_path)
+    numbers = [f"{n:03d}" for n in range(1000)]
+    spelled = ["-".join(WORDS[int(digit)] for digit in number) + " , bitte sehr ." for number in numbers]
+    for side, lines in (("source", [" ".join(f"{number} , please .") for number in numbers]), ("target", spelled)):
+        (tmp_path / f"{side}.txt").write_text("\n".join(lines) + "\n")
+    narrow = [f"--model.{side}.{what}" for side in ("encoder", "decoder") for what in ("num-layers=2", "num-heads=2")]
+    narrow += [f"--model.{side}.feedforward-width=128" for side in ("encoder", "decoder")]
+    narrow += ["--model.dropout.residual", "0", "--model.dropout.embedding", "0", "--data.held-out", "0.1"]
+    narrow += ["--model.d-model", "64", "--data.tokenizer.vocab-size", "320", "--training.batch-size", "32"]
+    narrow += ["--data.source-length", "32", "--data.target-length", "32", "--data.path", "source.txt"]
+    narrow += ["--optimizer.warmup-steps", "50", "--lr", "4e-3", "--data.target-path", "target.txt"]
+    short = ["--steps", "250", "--training.checkpoint-every", "20", "--training.evaluate-every", "250"]
+    assert train.main([name, "--run", "run", *narrow, *short]) == 0
+    capsys.readouterr()
+    score = ["run", "--file", "source.txt", "--reference", "target.txt", "--beam", "4", "--batch-size", "250"]
+    score += ["--length-penalty", "0.6", "--checkpoint", "last-5"]
+    found = []
+    for split in ([], ["--split-compounds"]):
+        assert generate.main([*score, *split]) == 0
+        said = "".join(capsys.readouterr())
+        found.append(float(re.search(r"BLEU\S* = ([\d.]+)", said)[1]))
+        assert ("tok:none|smooth:none" if split else "tok:13a|smooth:exp") in said
+    assert all(60 < bleu <= 100 for bleu in found), found
+
+
+@pytest.mark.parametrize(
+    ("name", "parameters", "temporary"),
+    [
+        ("gpt2-124m", 124_439_808, 33),
+        ("modded-nanogpt", 162_354_816, 31),
+        ("wmt14-en-de", 63_045_632, 1.4),
+        ("iwslt14-de-en", 36_626_432, 1.0),
+    ],
+)
+def test_the_full_step_is_compiled_and_its_memory_known(name, parameters, temporary):
+    """GiB beside the state, on one processor: of 64 rows of 1,024 tokens, or 8 of 256 + 256."""
+    experiment = EXPERIMENTS[name].config
+    data, training = experiment.data, experiment.training
+    mesh = make_mesh(MeshConfig(), training.batch_size // training.accumulation)
+    ids = jax.ShapeDtypeStruct((training.batch_size, getattr(data, "context_length", 256)), jnp.int32)
+    marks = jax.ShapeDtypeStruct(ids.shape, jnp.bool_)
+    batch = {"tokens": ids, "labels": ids}
+    if experiment.model.encoder is not None:
+        batch = {"source": ids, "target": ids, "labels": ids, "source_mask": marks, "target_mask": marks}
+    vocabulary = {"gpt2-124m": 50257, "iwslt14-de-en": 10_000}.get(name, 37_000)
+    config = experiment.model.with_vocab_size(vocabulary)
+    net = transformer(fit_to_devices(config, batch, mesh, training.accumulation))
+    prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, batch)
+    needs = prepared.step.compile().memory_analysis()
+    assert sum(leaf.size for leaf in jax.tree.leaves(prepared.abstract.params)) == parameters
+    # AdamW has two moments of each parameter; Muon has one of those in the layers.
+    state = sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(prepared.abstract))
+    assert (2 if name == "modded-nanogpt" else 3) * 4 * parameters <= state <= 3 * 4 * parameters + 100
+    assert needs.temp_size_in_bytes < temporary * 2**30

@@ -43,6 +43,7 @@ def write(path, lines, end=b"\n"):
         b"3",
         b'{"loss": 1.0}',
         b'{"step": true}',
+        b'{"step": -1}',
         b'{"step": 3, "loss": "low"}',
         b'{"step": 3, "loss": null}',
         b'{"step": 3, "loss": 1e999}',

@@ -140,7 +140,7 @@ def test_an_optimizer_that_strays_names_the_users_parameters(module):
     """Beyond the bar are losses and parameters; the projection, which is no tensor of the pair's, comes last."""
     pair = OwnPair(detached, module, WEIGHTS, [X])
     with jax.enable_x64(True):
-        beyond = [name for name, _ in pair.optimizer([], steps=2).beyond]
+        beyond = [name for name, _ in pair.optimizer(steps=2).beyond]
     assert set(beyond[:-1]) >= {"norm.bias"}
     assert beyond[-1] == "random projection of all outputs, step by step"
 

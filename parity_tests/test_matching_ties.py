@@ -173,3 +173,30 @@ def test_names_that_mean_nothing():
         "up.bias": "b",
         "down.kernel": "f",
     }
+
+
+class Normed(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.up, self.bn1, self.down, self.bn2 = nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6)
+
+    def forward(self, x):
+        return self.bn2(torch.relu(self.down(torch.tanh(self.bn1(self.up(x))))))
+
+
+def test_running_statistics_are_told_apart():
+    """PyTorch's own norm has no derivative by them."""
+
+    def norm(p, x):
+        return (x - p["mean"]) / jnp.sqrt(p["var"] + 1e-5) * p["scale"] + p["bias"]
+
+    def ours(p, x):
+        x = jnp.tanh(norm(p["bn2"], x @ p["up"]["kernel"] + p["up"]["bias"]))
+        return norm(p["bn1"], jax.nn.relu(x @ p["down"]["kernel"] + p["down"]["bias"]))
+
+    statistics = {name: shape(6) for name in ("mean", "var", "scale", "bias")}
+    params = {"up": linear(WIDTH, 6), "down": linear(6, 6), "bn1": statistics, "bn2": statistics}
+    match = match_weights(params, Normed(), ours=ours, inputs=[X[0]])
+    assert match.verified, match.figures
+    assert names(match)["bn1.mean"] == "bn2.running_mean"
+    assert names(match)["bn2.var"] == "bn1.running_var"

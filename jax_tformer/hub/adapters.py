@@ -35,7 +35,7 @@ from jax_tformer.files import (
     write_json,
 )
 from jax_tformer.functional import AnyTransformer, Params, transformer
-from jax_tformer.hub.families import FAMILIES, Arrays, Layout
+from jax_tformer.hub.families import FAMILIES, Arrays, Layout, Place
 from jax_tformer.hub.folder import open_file
 from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, require_fit, slots, to_reference
 from jax_tformer.lora import join_adapters, split_adapters, without_adapters
@@ -55,36 +55,40 @@ _CHANGE_NOTHING = {
 PREFIX = "base_model.model."
 """Before the names of all modules, because PEFT wraps the model twice."""
 _NAMED = re.compile(rf"({re.escape(PREFIX)})?(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
-_NAMES = ("query", "key", "value", "output", "gate", "up", "down")
+_PROJECTIONS = tuple(f".{name}.weight" for name in get_args(LoraTarget) if name != "all")
 
 
 class Module(NamedTuple):
     """One of their modules that is a projection, or several fused ones, of a layer."""
 
-    name: str
-    ours: tuple[str, ...]
-    """Our projections (`decoder.blocks.0.self_attention.query`)."""
-    axes: str
-    """How its weight becomes ours, as in einops."""
-    sizes: Mapping[str, int]
-    outputs: int
-    inputs: int
+    place: Place
+    """That of its weight."""
 
-    def split(self, b: np.ndarray) -> list[np.ndarray]:
-        """Splits a B into those of our projections."""
-        laid = b.T if self.inputs_first else b
-        return list(einops.rearrange(laid, self.axes, n=len(self.ours), **self.sizes))
-
-    def fuse(self, parts: Iterable[np.ndarray]) -> np.ndarray:
-        """Inverts `split`."""
-        before, after = self.axes.split(" -> ")
-        laid = einops.rearrange(np.stack(list(parts)), f"{after} -> {before}", **self.sizes)
-        return np.ascontiguousarray(laid.T if self.inputs_first else laid)
+    @property
+    def parts(self) -> list[str]:
+        """Our projections (`decoder.blocks.0.self_attention.query`)."""
+        return [name.removesuffix(".weight") for name in self.place.ours]
 
     @property
     def inputs_first(self) -> bool:
         """Whether its weight is `[inputs, outputs]`, as in GPT-2's Conv1D."""
-        return self.axes.startswith("i ")
+        return self.place.axes.startswith("i ")
+
+    def shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
+        """Returns the shapes of its A and its B."""
+        outputs, inputs = self.place.shape[::-1] if self.inputs_first else self.place.shape
+        return (rank, inputs), (outputs, rank)
+
+    def split(self, b: np.ndarray) -> list[np.ndarray]:
+        """Splits a B into those of our projections."""
+        laid = b.T if self.inputs_first else b
+        return list(einops.rearrange(laid, self.place.axes, n=len(self.parts), **self.place.sizes))
+
+    def fuse(self, parts: Iterable[np.ndarray]) -> np.ndarray:
+        """Inverts `split`."""
+        before, after = self.place.axes.split(" -> ")
+        laid = einops.rearrange(np.stack(list(parts)), f"{after} -> {before}", **self.place.sizes)
+        return np.ascontiguousarray(laid.T if self.inputs_first else laid)
 
 
 def save_adapters(
@@ -249,7 +253,7 @@ def _read(
             raise InputError(f"{name}.lora_A has {len(a)} rows, and {CONFIG} says rank {ranks[name]}; expected as many")
     if own is not None and _is_own(own, found, theirs) and own.rank_stabilized == stabilized:
         return own, read_adapters(found, theirs, own)
-    targets = {part.split(".")[-1] for name in theirs for part in found[name].ours}
+    targets = {part.split(".")[-1] for name in theirs for part in found[name].parts}
     for what, values in (("ranks", set(ranks.values())), ("alphas", set(alphas.values()))):
         if len(values) > 1:
             raise InputError(f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules")
@@ -277,14 +281,11 @@ def _is_own(own: LoraConfig, found: Mapping[str, Module], theirs: Mapping[str, t
 
 def modules(layout: Layout) -> dict[str, Module]:
     """Returns the modules that are projections of layers, by name."""
-    found = {}
-    for place in layout.places:
-        ours = tuple(name.removesuffix(".weight") for name in place.ours)
-        if f".{STACKED}." in ours[0] and place.ours[0].endswith(".weight") and ours[0].split(".")[-1] in _NAMES:
-            name = place.theirs.removesuffix(".weight")
-            outputs, inputs = place.shape[::-1] if place.axes.startswith("i ") else place.shape
-            found[name] = Module(name, ours, place.axes, place.sizes, outputs, inputs)
-    return found
+    return {
+        place.theirs.removesuffix(".weight"): Module(place)
+        for place in layout.places
+        if f".{STACKED}." in place.ours[0] and place.ours[0].endswith(_PROJECTIONS)
+    }
 
 
 def shortest(name: str, others: Collection[str]) -> str:
@@ -298,16 +299,16 @@ def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) 
     """Returns (A, B) of their modules, from adapters with the names and layouts of `torch_ref`."""
     theirs: dict[str, tuple[np.ndarray, ...]] = {}
     for name, module in found.items():
-        adapted = [part for part in module.ours if f"{part}.lora.a.weight" in ours]
+        adapted = [part for part in module.parts if f"{part}.lora.a.weight" in ours]
         if not adapted:
             continue
         first, *others = (ours[f"{part}.lora.a.weight"] for part in adapted)
         bs = {part: ours[f"{part}.lora.b.weight"] for part in adapted}
-        if len(adapted) == len(module.ours) and all(other.tobytes() == first.tobytes() for other in others):
+        if len(adapted) == len(module.parts) and all(other.tobytes() == first.tobytes() for other in others):
             theirs[name] = first, module.fuse(bs.values())
             continue
         rank, a = len(first), np.concatenate([first, *others])
-        wide = {part: np.zeros((len(bs[adapted[0]]), len(a)), a.dtype) for part in module.ours}
+        wide = {part: np.zeros((len(bs[adapted[0]]), len(a)), a.dtype) for part in module.parts}
         for number, part in enumerate(adapted):
             wide[part][:, number * rank : (number + 1) * rank] = bs[part]
         theirs[name] = a, module.fuse(wide.values())
@@ -327,12 +328,12 @@ def read_adapters(
     for name, (a, b) in theirs.items():
         sides = f"{name}.lora_A", f"{name}.lora_B"
         given |= zip(sides, (a, b), strict=True)
-        shapes |= zip(sides, ((len(a), found[name].inputs), (found[name].outputs, len(a))), strict=True)
+        shapes |= zip(sides, found[name].shapes(len(a)), strict=True)
     require_fit("adapters", given, shapes)
     for name, (a, b) in theirs.items():
         module = found[name]
-        adapted = [part for part in module.ours if lora is None or lora.adapts(part.split(".")[-1])]
-        parts = dict(zip(module.ours, module.split(b), strict=True))
+        adapted = [part for part in module.parts if lora is None or lora.adapts(part.split(".")[-1])]
+        parts = dict(zip(module.parts, module.split(b), strict=True))
         step = 0 if lora is None or len(a) == lora.rank else lora.rank
         for number, part in enumerate(adapted):
             columns = slice(number * step, number * step + (step or len(a)))

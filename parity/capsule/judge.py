@@ -103,9 +103,9 @@ class Trial:
         self._held = reader.read("weights")
         inside = reader.read("inputs")
         given = _of(inside, "input ")
-        self._inputs = Inputs.read(given if about.by_name else list(given.values()))
+        inputs = Inputs.read(given if about.by_name else list(given.values()))
         self._known = _of(inside, "projection ")
-        self._convert(side, weights, params)
+        self._convert(side, weights, params, inputs)
         self._require_weights(by_name=weights is None)
         self._weights = self._back(self.side.weights) if own_weights else self._held
         self._judged_is_ours = self.side.framework == "jax" or about.framework == self.side.framework
@@ -119,10 +119,10 @@ class Trial:
         if not self._trained:
             raise ParityError("there is no weight that both sides train, so that there is no gradient to compare")
 
-    def _convert(self, side: Any, weights: WeightMap | None, params: Any) -> None:
+    def _convert(self, side: Any, weights: WeightMap | None, params: Any, inputs: Inputs) -> None:
         """Finds the `side`, and how weights go `_there`, into its names and axes, and `_back` into the capsule's."""
         framework, here = "torch" if is_module(side) else "jax", self._about.framework
-        made = side_of(side, params, self._inputs) if framework == "torch" else None
+        made = side_of(side, params, inputs) if framework == "torch" else None
         if made is None and self._own and params is None:
             raise ParityError("own_weights needs params, which are the function's own weights")
         self._there: Callable[[Tensors], Tensors] = dict
@@ -135,14 +135,14 @@ class Trial:
             )
         if weights is not None and made is not None and here == "jax":
             mapping = Weights(weights, made.weights, optional=made.buffers)
-            self._there, self._back, self._held_by = mapping.back, mapping.flat, inverted(mapping.ours_to_theirs)
+            self._there, self._back, self._held_by = mapping.tensors, mapping.flat, inverted(mapping.ours_to_theirs)
         elif weights is not None:
             mapping = Weights(weights, self._held, like=params, optional=self._about.buffers)
-            self._there, self._back, self._held_by = mapping.flat, mapping.back, inverted(mapping.ours_to_theirs)
+            self._there, self._back, self._held_by = mapping.flat, mapping.tensors, inverted(mapping.ours_to_theirs)
         if made is None:
             flat = self._there(self._held)
             given = params if self._own else nested(flat) if params is None else replaced(params, flat)
-            made = side_of(side, given, self._inputs)
+            made = side_of(side, given, inputs)
         self.side: Side = made
 
     def measured(self, gate: str) -> Measured:
@@ -164,7 +164,7 @@ class Trial:
         if "values" not in self._reader.tensors:
             return "where they part is not known: the capsule is older, or its side could not be run step by step"
         try:
-            judged = self.side.followed(self._given(self._weights), self._inputs.rounded("float64", "float64"))
+            judged = self.side.followed(self._given(self._weights))
             ours, theirs = self._in_order(judged, unpacked(self._reader.read("values")))
             ours.side, theirs.side = "ours", "theirs"
             found = explain_outputs(ours, theirs, self._held_by, name)
@@ -195,19 +195,19 @@ class Trial:
                 found = f"{list(self._held[key].shape)} in the capsule, and {list(array.shape)} in the side"
                 raise ParityError(f"the weights of the capsule do not fit: {key} is {found}")
 
-    def _run(self, weights: Tensors, inputs: Inputs, dtype: str, known: Tensors) -> Values:
+    def _run(self, weights: Tensors, dtype: str, held_by: str, known: Tensors) -> Values:
         """The side on weights by the names of the capsule, with the gradients of what both train by those names."""
-        values = self.side.run(self._given(weights), inputs, dtype, known).converted(self.side.weights, self._back)
+        values = self.side.run(self._given(weights), dtype, held_by, known).converted(self.side.weights, self._back)
         return Values(values.outputs, {key: values.gradients[key] for key in self._trained})
 
     @cached_property
     def _found(self) -> Values:
-        return self._run(self._weights, self._inputs.rounded("float64", "float64"), "float64", self._known)
+        return self._run(self._weights, "float64", "float64", self._known)
 
     def _quality(self, gate: str, dtype: str) -> Measured:
         allowed = FLOAT32 if dtype == "float32" else BFLOAT16
         recorded, before = self._recorded(dtype).floating(), self._about.distances[dtype]
-        first, errors = from_float64(self._run, self._weights, self._inputs, dtype, self._known, self._zero)
+        first, errors = from_float64(self._run, self._weights, dtype, self._known, self._zero)
         found = first.floating()
         require_same_names(gate, *self._in_order(found, recorded))
         refused = {key: refusal(key, *self._in_order(found[key], recorded[key]), allowed) for key in recorded}

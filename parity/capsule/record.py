@@ -21,8 +21,9 @@ import numpy as np
 
 from parity.capsule.files import CapsuleReader, DamageError, new_capsule
 from parity.capsule.followed import packed
-from parity.gates.measure import ParityError, relative_error, require_gates, zero_scales
-from parity.gates.projection import RECIPE, Inputs, Tensors, Values, is_floating, projection, rounded, varied
+from parity.gates.measure import SAMPLES, ParityError, relative_error, require_gates, zero_scales
+from parity.gates.projection import RECIPE, Inputs, Tensors, Values, projection, rounded, varied
+from parity.gates.pytrees import is_floating
 
 if TYPE_CHECKING:
     from parity.gates.jax_side import JaxSide
@@ -33,8 +34,6 @@ if TYPE_CHECKING:
 GATES = ("9", "1", "2", "3", "4")
 """Of a capsule; the others need both sides at once."""
 NARROW = {"3": "float32", "4": "bfloat16"}
-SAMPLES = 9
-"""Of weights, over which gates 3 and 4 take the median or the mean."""
 
 
 @dataclass(frozen=True)
@@ -110,13 +109,13 @@ def record(
     one = side_of(side, params, given)
     with new_capsule(path) as writer, one.exactly():
         writer.add("weights", one.weights)
-        exact = one.run(one.weights, given.rounded("float64", "float64"), "float64")
+        exact = one.run(one.weights)
         if one.left_out:
             raise ParityError(
                 f"the side returned {sorted(one.left_out)}, which are no arrays; a capsule holds arrays alone"
             )
         # Kept, and not made again: the streams of NumPy's generators may change from one version to the next.
-        known = {key: projection(key, array.shape) for key, array in exact.outputs.items() if is_floating(array.dtype)}
+        known = {key: projection(key, array.shape) for key, array in exact.outputs.items() if is_floating(array)}
         zero_scales(exact.gradients, zero_gradients)
         inside = {f"input {key}": array for key, array in given.arrays.items()}
         writer.add("inputs", inside | {f"projection {key}": array for key, array in known.items()})
@@ -124,7 +123,7 @@ def record(
         del exact
         for gate in gates:
             if dtype := NARROW.get(gate):
-                first, errors = from_float64(one.run, one.weights, given, dtype, known, zero_gradients)
+                first, errors = from_float64(one.run, one.weights, dtype, known, zero_gradients)
                 writer.add(dtype, first.named())
                 distances[dtype] = {
                     key: [float(error) if np.isfinite(error) else str(error) for error in row]
@@ -133,7 +132,7 @@ def record(
         # What judges needs no values; where the side cannot be run step by step, `judge` says that there are none.
         with suppress(Exception):
             if follow:
-                writer.add("values", packed(one.followed(one.weights, given.rounded("float64", "float64"))))
+                writer.add("values", packed(one.followed(one.weights)))
         about = About(
             framework=one.framework,
             name=name,
@@ -173,9 +172,8 @@ def is_module(side: Any) -> bool:
 
 
 def from_float64(
-    run: Callable[[Tensors, Inputs, str, Tensors], Values],
+    run: Callable[[Tensors, str, str, Tensors], Values],
     weights: Tensors,
-    inputs: Inputs,
     dtype: str,
     known: Tensors,
     zero_gradients: Sequence[str],
@@ -189,8 +187,7 @@ def from_float64(
     errors: dict[str, list[float]] = {}
     for seed in range(SAMPLES):
         narrow = rounded(varied(weights, seed), dtype, dtype)
-        values = run(narrow, inputs.rounded(dtype, dtype), dtype, known)
-        exact = run(narrow, inputs.rounded(dtype, "float64"), "float64", known)
+        values, exact = (run(narrow, kind, dtype, known) for kind in (dtype, "float64"))
         zero = zero_scales(exact.gradients, zero_gradients)
         truth = exact.floating()
         for key, array in values.floating().items():

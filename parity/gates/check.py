@@ -12,16 +12,19 @@ import numpy as np
 import torch
 from jax.flatten_util import ravel_pytree
 from torch import nn
+from torch.optim.adamw import adamw
 
 from parity.differ.answer import Difference
 from parity.differ.first_difference import first_difference
-from parity.gates.jax_side import JaxSide
+from parity.gates.jax_side import JaxSide, exactly
 from parity.gates.measure import (
     BFLOAT16,
     FLOAT32,
     FLOAT64_BAR,
+    SAMPLES,
     Measured,
     ParityError,
+    Quality,
     Sample,
     compared,
     global_norm,
@@ -34,9 +37,8 @@ from parity.gates.measure import (
 )
 from parity.gates.projection import Inputs, Tensors, Values, rounded, varied
 from parity.gates.pytrees import is_floating
-from parity.gates.torch_side import TorchSide, backward, load, tensors_of, tied_names, torch_loss
+from parity.gates.torch_side import TorchSide, load, tied_names
 from parity.gates.weight_map import WeightMap, Weights
-from parity.islands import defaults_of
 
 GATES = ("9", "1", "2", "3", "4", "5")
 _LOSS = "random projection of all outputs"
@@ -84,22 +86,14 @@ def check_parity(
     require_gates(gates, GATES)
     if not isinstance(theirs, nn.Module):
         raise TypeError(f"theirs is a {type(theirs).__name__}; expected a torch.nn.Module, which holds its weights")
-    with jax.enable_x64(True), jax.default_matmul_precision("highest"):
-        pair = OwnPair(ours, theirs, weights, inputs, like)
-        runs: dict[str, Callable[[], Measured]] = {
-            "9": pair.conversion,
-            "1": pair.outputs,
-            "2": lambda: pair.gradients(zero_gradients),
-            "3": lambda: pair.quality("3 float32 / allowed", "float32", zero_gradients),
-            "4": lambda: pair.quality("4 bfloat16 / allowed", "bfloat16", zero_gradients),
-            "5": lambda: pair.optimizer(zero_gradients),
-        }
+    with exactly():
+        pair = OwnPair(ours, theirs, weights, inputs, like, zero_gradients)
         try:
-            return run_gates(name, gates, lambda gate: runs[gate]())
+            return run_gates(name, gates, pair.measured)
         except ParityError as error:
             trained = error.gate == "5" and not all(figure.passed for figure in error.figures)
             if explain and (trained or error.gate in ("1", "2")):
-                error.difference = pair.quiet(zero_gradients) if trained else ""
+                error.difference = pair.quiet() if trained else ""
                 for module in pair.parting() if trained else [theirs]:
                     error.difference = error.difference or searched(ours, module, weights, inputs, like=like, name=name)
                 error.add_note(str(error.difference))
@@ -132,42 +126,47 @@ class OwnPair:
         weights: WeightMap,
         inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray],
         like: Any = None,
+        zero_gradients: Sequence[str] = (),
     ) -> None:
         # What torch.compile wraps has the names that the user knows, and takes other types without compiling anew.
         self.theirs = getattr(theirs, "_orig_mod", theirs)
-        self.inputs = Inputs.read(inputs)
-        self.torch = TorchSide(self.theirs, self.inputs)
+        given = Inputs.read(inputs)
+        self.torch = TorchSide(self.theirs, given)
         try:
             self.map = Weights(weights, self.torch.weights, like=like, optional=self.torch.buffers)
         except ParityError as error:
             tied = "; ".join(f"{other} is another name of {name}" for other, name in tied_names(self.theirs).items())
             raise ParityError(f"{error} ({tied})" if tied else str(error)) from None
         shared = {name for names in self.map.ours_to_theirs.values() for name in names}
-        self.weights: Tensors = rounded(
-            {name: array for name, array in self.torch.weights.items() if name in shared}, "float64", "float64"
-        )
+        held = {name: array for name, array in self.torch.weights.items() if name in shared}
+        self.weights = rounded(held, "float64", "float64")
         """What both sides hold; buffers that the mapping leaves out stay the module's."""
-        self.frozen = self.weights.keys() - self.torch.trained
-        self.jax = JaxSide(ours, self.map.into(self.weights), self.inputs)
+        self.trained = [name for name in self.weights if name in self.torch.trained]
+        self.zero_gradients = zero_gradients
+        self.jax = JaxSide(ours, self.map.into(self.weights), given)
 
-    def results(self, dtype: str, held_by: str, seed: int = 0) -> tuple[Values, Values]:
-        """(JAX, PyTorch) in `dtype`, on weights and inputs rounded to what `held_by` holds, by the module's names.
-
-        Seeds other than 0 stand for weights a few percent away from the module's.
-        """
-        inputs = self.inputs.rounded(held_by, dtype)
-        weights = rounded(varied(self.weights, seed), held_by, dtype)
-        ours = self.jax.run(self.map.flat(weights), inputs, dtype)
-        return ours.converted(self.jax.weights, self.map.back), self._theirs(dtype, held_by, seed)
-
-    def _theirs(self, dtype: str, held_by: str, seed: int) -> Values:
-        weights = rounded(varied(self.weights, seed), held_by, dtype)
-        return self.torch.run(weights, self.inputs.rounded(held_by, dtype), dtype)
+    def measured(self, gate: str) -> Measured:
+        """The figure of one gate."""
+        if gate in "345":
+            self.__dict__.pop("exact", None)  # two copies of all weights that are not needed any more
+        figures: dict[str, Callable[[], Measured]] = {
+            "9": self.conversion,
+            "1": self.outputs,
+            "2": self.gradients,
+            "3": lambda: self.quality("3 float32 / allowed", "float32", FLOAT32),
+            "4": lambda: self.quality("4 bfloat16 / allowed", "bfloat16", BFLOAT16),
+            "5": self.optimizer,
+        }
+        return figures[gate]()
 
     @cached_property
     def exact(self) -> tuple[Values, Values]:
         """(JAX, PyTorch) in float64."""
-        return self.results("float64", "float64")
+        return self._ours(self.weights), self.torch.run(self.weights)
+
+    def _ours(self, weights: Tensors, dtype: str = "float64") -> Values:
+        """JAX, on weights and with gradients by the module's names."""
+        return self.jax.run(self.map.flat(weights), dtype).converted(self.jax.weights, self.map.tensors)
 
     def conversion(self) -> Measured:
         """Gate 9."""
@@ -179,97 +178,102 @@ class OwnPair:
         figure = compared("1 activations", ours.outputs, theirs.outputs)
         return figure.without(self.jax.left_out | self.torch.left_out)
 
-    def gradients(self, zero: Sequence[str]) -> Measured:
+    def gradients(self) -> Measured:
         """Gate 2."""
         ours, theirs = self.exact
         here, there = self._trained(ours.gradients), self._trained(theirs.gradients)
-        figure = compared("2 gradients", here, there, zero=self._zeros(theirs, zero))
+        figure = compared("2 gradients", here, there, zero=self._zeros(theirs))
         scale = 1e-11 * global_norm(there)
-        frozen = [key for key, p in self.theirs.named_parameters() if key in self.frozen and p.is_floating_point()]
-        alone = [key for key in frozen if np.linalg.norm(ours.gradients[key]) > scale]
+        alone = [
+            key
+            for key, parameter in self.theirs.named_parameters()
+            if key in self.weights and parameter.is_floating_point() and key not in self.trained
+            if np.linalg.norm(ours.gradients[key]) > scale
+        ]
         return replace(figure, note=f"trained in ours alone: {', '.join(alone)}" if alone else "")
 
     def _trained(self, tensors: Tensors) -> Tensors:
-        shared = {key: array for key, array in tensors.items() if key in self.weights and key not in self.frozen}
-        return self.map.held(shared)
+        return self.map.held({key: tensors[key] for key in self.trained})
 
-    def quality(self, gate: str, dtype: str, zero: Sequence[str]) -> Measured:
+    def quality(self, gate: str, dtype: str, allowed: Quality) -> Measured:
         """Gate 3 or 4."""
-        self.__dict__.pop("exact", None)  # two copies of all weights that are not needed any more
         samples = []
-        for seed in range(9):
-            (ours, theirs), exact = self.results(dtype, dtype, seed), self._theirs("float64", dtype, seed)
+        for seed in range(SAMPLES):
+            weights = rounded(varied(self.weights, seed), dtype, dtype)
+            exact = self.torch.run(weights, "float64", dtype)
             here, there, truth = (
-                _floating(side.outputs) | self._trained(side.gradients) for side in (ours, theirs, exact)
+                _floating(side.outputs) | self._trained(side.gradients)
+                for side in (self._ours(weights, dtype), self.torch.run(weights, dtype), exact)
             )
-            scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | self._zeros(exact, zero)
+            scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | self._zeros(exact)
             samples.append(Sample(here, there, truth, scales))
-        return quality(gate, samples, FLOAT32 if dtype == "float32" else BFLOAT16)
+        return quality(gate, samples, allowed)
 
-    def optimizer(self, zero: Sequence[str], steps: int = 50) -> Measured:
+    def optimizer(self, steps: int = 50) -> Measured:
         """Gate 5: AdamW at 1e-3 with decay of 0.1, clipped to half of the first gradient's norm.
 
-        Gradients in `zero` are taken as zero: AdamW would make steps of full length of their rounding errors.
+        Gradients that are said to be zero are taken as zero: AdamW would make steps of full length of their rounding
+        errors. On either side all that is trained is one vector, of which a step is compiled in no time.
         """
         try:
             import optax
         except ImportError as error:
             raise ParityError("gate 5 needs optax; install it, or leave gate 5 out") from error
 
-        self.__dict__.pop("exact", None)
-        silent = self._silent(zero)
-        given = self.inputs.rounded("float64", "float64")
-        module = deepcopy(self.theirs).double().eval()
-        load(module, self.weights)
+        ours, tensors = ravel_pytree({key: self.weights[key] for key in self.trained})
+        heard = ~ravel_pytree(self.silent)[0]
+        theirs, mean, square = (torch.from_numpy(np.array(start)) for start in (ours, 0 * ours, 0 * ours))
+        count = torch.zeros(())
+        optimizer = optax.adamw(1e-3, weight_decay=0.1)
+        state = optimizer.init(ours)
 
-        def run(arrays: Any) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
-            with defaults_of(module):
-                loss, _ = torch_loss(given.call(module, arrays=arrays), set(), {})
-            return loss, {_LOSS: loss}
+        def weights(vector: Any) -> Tensors:
+            return self.weights | {key: np.asarray(array) for key, array in tensors(vector).items()}
 
-        limit = 0.5 * global_norm(backward(module, given.arrays, run)[1])
-        tx = optax.adamw(1e-3, weight_decay=0.1)
-        moving = {key: p for key, p in module.named_parameters() if key in self.weights and key not in self.frozen}
-        theirs = torch.optim.AdamW(list(moving.values()), lr=1e-3, weight_decay=0.1)
-        trained = {key: np.full(array.shape, key not in self.frozen) for key, array in self.weights.items()}
-        flat = self.map.flat(self.weights)
-        params: Any = {path: array for path, array in flat.items() if is_floating(array)}
-        moves = self.map.flat(trained)
-        heard = self.map.flat({key: where & ~silent.get(key, np.False_) for key, where in trained.items()})
+        def gradient(values: Values) -> jax.Array:
+            return ravel_pytree({key: values.gradients[key] for key in self.trained})[0] * heard
 
         @jax.jit
-        def step(params: Any, state: Any, gradients: Any) -> tuple[Any, Any]:
-            # All in one vector: a step of it is compiled in no time.
-            vector, whole = ravel_pytree(params)
-            gradient, _ = ravel_pytree({path: gradients[path] * heard[path] for path in params})
+        def step(vector: jax.Array, state: Any, gradient: jax.Array, limit: float) -> tuple[jax.Array, Any]:
             gradient *= jnp.minimum(1.0, limit / (jnp.linalg.norm(gradient) + 1e-6))  # as clip_grad_norm_ does
-            updates, state = tx.update(gradient, state, vector)
-            moved = whole(updates)
-            return {path: array + moved[path] * moves[path] for path, array in params.items()}, state
+            updates, state = optimizer.update(gradient, state, vector)
+            return vector + updates, state
 
-        state, losses = tx.init(ravel_pytree(params)[0]), []
+        losses: list[tuple[Any, Any]] = []
         self._parting: list[Tensors] = []
-        parted = False
+        limit, parted = 0.0, False
         for _ in range(steps):
+            now = weights(theirs.numpy())
+            here, there = self._ours(weights(ours)), self.torch.run(now)
+            losses.append((here.loss, there.loss))
             if not parted:
-                now = {key: np.array(array) for key, array in tensors_of(module)[0].items()}
                 self._parting = [*self._parting[-1:], now]
-            ours = self.jax.run(flat | params, given, "float64")
-            params, state = step(params, state, ours.gradients)
-            their_loss = backward(module, given.arrays, run)[0][_LOSS]
-            parted = parted or relative_error(ours.loss, their_loss) > FLOAT64_BAR
-            for key, p in moving.items():
-                if key in silent and p.grad is not None:
-                    p.grad[torch.from_numpy(silent[key]).to(p.device)] = 0
-            torch.nn.utils.clip_grad_norm_(moving.values(), limit)
-            theirs.step()
-            losses.append((ours.loss, their_loss))
+            parted = parted or relative_error(here.loss, there.loss) > FLOAT64_BAR
+            limit = limit or 0.5 * global_norm(there.gradients)
+            ours, state = step(ours, state, gradient(here), limit)
+            theirs.grad = torch.from_numpy(np.array(gradient(there)))
+            torch.nn.utils.clip_grad_norm_([theirs], limit)
+            # The class would import the compiler of PyTorch, which takes longer than the steps of a small pair.
+            adamw(
+                [theirs],
+                [theirs.grad],
+                [mean],
+                [square],
+                [],
+                [count],
+                lr=1e-3,
+                weight_decay=0.1,
+                beta1=0.9,
+                beta2=0.999,
+                eps=1e-8,
+                amsgrad=False,
+                maximize=False,
+            )
         ours_losses, their_losses = map(np.stack, zip(*losses, strict=True))
-        parameters, buffers = tensors_of(module)
-        there = _floating(self.map.held({key: (buffers | parameters)[key] for key in self.weights}))
-        back = _floating(self.map.back(flat | params))
+        expected = _floating(self.map.held(weights(theirs.numpy())))
+        found = _floating(self.map.tensors(self.map.flat(weights(ours))))
         curve = f"{_LOSS}, step by step"
-        return compared("5 optimizer", back | {curve: ours_losses}, there | {curve: their_losses})
+        return compared("5 optimizer", found | {curve: ours_losses}, expected | {curve: their_losses})
 
     def parting(self) -> Iterator[nn.Module]:
         """The module in the last run of `optimizer`: at the step before the losses part, and where they do."""
@@ -278,13 +282,15 @@ class OwnPair:
             load(module, weights)
             yield module
 
-    def quiet(self, zero: Sequence[str]) -> str:
+    def quiet(self) -> str:
         """Which gradients are zero but for rounding, on both sides, and are not said to be; empty where none are."""
         sides = [self._trained(side.gradients) for side in self.exact]
-        scale = global_norm(sides[1])
-        sizes = {key: max(float(np.linalg.norm(side[key])) for side in sides) for key in sides[1]}
-        said = self._silent(zero)
-        found = [key for key, size in sizes.items() if size <= 1e-11 * scale and not said.get(key, np.False_).all()]
+        scale = 1e-11 * global_norm(sides[1])
+        found = [
+            key
+            for key in sides[1]
+            if max(float(np.linalg.norm(side[key])) for side in sides) <= scale and not self.silent[key].all()
+        ]
         if not found:
             return ""
         return (
@@ -292,27 +298,29 @@ class OwnPair:
             f"name them in zero_gradients, where they have to be zero"
         )
 
-    def _silent(self, names: Sequence[str]) -> dict[str, np.ndarray]:
-        """Where in the module's parameters the gradient is said to be zero, by the module's names or by our paths."""
-        silent: dict[str, np.ndarray] = {}
-        for name in names:
-            if name in self.weights and name not in self.frozen:
-                there = {name: np.ones(self.weights[name].shape, bool)}
+    @cached_property
+    def silent(self) -> Tensors:
+        """Where in what is trained the gradient is said to be zero, by the module's names or by our paths."""
+        silent = {key: np.zeros(self.weights[key].shape, bool) for key in self.trained}
+        for name in self.zero_gradients:
+            if name in silent:
+                silent[name][...] = True
             elif name in self.map.shapes:
                 flat = {path: np.full(shape, path == name) for path, shape in self.map.shapes.items()}
-                there = {key: where for key, where in self.map.back(flat).items() if where.any()}
+                for key, where in self.map.tensors(flat).items():
+                    if key in silent:
+                        silent[key] |= where
             else:
-                trained, ours = sorted(self.weights.keys() - self.frozen), sorted(self.map.shapes)
+                trained, ours = sorted(self.trained), sorted(self.map.shapes)
                 raise ParityError(f"zero_gradients names {name!r}, which the module lacks: {trained}; and ours: {ours}")
-            silent |= {key: where | silent.get(key, False) for key, where in there.items()}
         return silent
 
-    def _zeros(self, exact: Values, names: Sequence[str]) -> dict[str, float]:
+    def _zeros(self, exact: Values) -> dict[str, float]:
         """The global norm, for the gradients that are said to be zero; raises ParityError where one is not."""
-        silent = self._silent(names)
-        scales = zero_scales(exact.gradients, silent, silent)
-        return {name: scales[name] for name, where in silent.items() if where.all()}
+        where = {key: places for key, places in self.silent.items() if places.any()}
+        scales = zero_scales(exact.gradients, where, where)
+        return {key: scales[key] for key, places in where.items() if places.all()}
 
 
 def _floating(tensors: Tensors) -> Tensors:
-    return {name: array for name, array in tensors.items() if jnp.issubdtype(array.dtype, jnp.floating)}
+    return {name: array for name, array in tensors.items() if is_floating(array)}

@@ -186,6 +186,10 @@ BFLOAT16_VALUES = Quality(BFLOAT16.dtypes, 1.5, 2.0**-23, "geometric")
 """Gate 4 of what is computed forward, where luck matters less: at most 1.08 times PyTorch's error there."""
 
 
+SAMPLES = 9
+"""Of weights near the given ones, over which gates 3 and 4 take the median or the mean."""
+
+
 def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) -> Measured:
     """err(ours) / (factor * err(theirs) + floor) of the worst tensor; green is at most 1.
 

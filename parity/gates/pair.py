@@ -13,8 +13,9 @@ from torch import nn
 
 from parity.gates.jax_side import exact_options
 from parity.gates.measure import ParityError
-from parity.gates.projection import Tensors, is_floating
-from parity.gates.torch_side import backward, from_torch, load, to_torch
+from parity.gates.projection import Tensors
+from parity.gates.pytrees import is_floating
+from parity.gates.torch_side import backward, from_torch, load, to_tensors, to_torch
 
 __all__ = ["Bridge", "Dtype", "Result", "Tensors", "from_torch", "to_torch"]
 
@@ -60,9 +61,7 @@ class Bridge:
 
         Buffers may be among them, and whole numbers, which keep their type.
         """
-        rounded = {
-            name: array.astype(self.dtype) if is_floating(array.dtype) else array for name, array in weights.items()
-        }
+        rounded = {name: array.astype(self.dtype) if is_floating(array) else array for name, array in weights.items()}
         self.params: Any = jax.device_put(self.into(rounded))
         parameters, buffers = (
             dict(kind).keys() for kind in (self.module.named_parameters(), self.module.named_buffers())
@@ -81,7 +80,9 @@ class Bridge:
 
     def run_torch(self, batch: Tensors) -> Result:
         """Forward and backward in PyTorch."""
-        return Result(*backward(self.module, batch, lambda given: self.theirs(self.module, given)))
+        given = to_tensors(batch, self.module)
+        outputs, gradients, _ = backward(dict(self.module.named_parameters()), lambda: self.theirs(self.module, given))
+        return Result(outputs, gradients)
 
     @cached_property
     def _jax(self) -> Any:

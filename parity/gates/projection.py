@@ -12,6 +12,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from parity.gates.measure import ParityError, as_array
+from parity.gates.pytrees import is_floating, is_key
 
 Tensors = dict[str, np.ndarray]
 """By name."""
@@ -29,6 +30,28 @@ def known_or_made(name: str, shape: tuple[int, ...], known: Mapping[str, Any]) -
     return projection(name, shape) if recorded is None or recorded.shape != shape else recorded
 
 
+def projected(
+    output: Any,
+    side: str,
+    kind: type,
+    left_out: set[str],
+    known: Mapping[str, Any],
+    like: Callable[[Any, Any], Any],
+) -> tuple[Any, dict[str, Any]]:
+    """(the projection of all floating outputs, the outputs by name); raises what `named_outputs` raises.
+
+    `known` are projections by the outputs' names; `like(numbers, output)` has their numbers as an array of the output's
+    framework and type.
+    """
+    outputs = named_outputs(output, side, kind, left_out, floating=False)
+    terms = [
+        (value * like(known_or_made(name, tuple(value.shape), known), value)).sum()
+        for name, value in outputs.items()
+        if is_floating(value)
+    ]
+    return sum(terms[1:], terms[0]), outputs
+
+
 def named_outputs(output: Any, side: str, kind: type, left_out: set[str], *, floating: bool = True) -> dict[str, Any]:
     """What `side` returned, by path and in its order: "0" and "1.h" of `(y, {"h": h})`, "output" of an array alone.
 
@@ -36,9 +59,9 @@ def named_outputs(output: Any, side: str, kind: type, left_out: set[str], *, flo
     random keys, go to `left_out`; so do those of arrays that are not `floating`, unless these are asked for. Raises
     ParityError for two outputs by one name, for an empty one, and where none is a floating-point array.
     """
-    named = [(path or "output", leaf) for path, leaf in _leaves(output, "")]
-    outputs: dict[str, Any] = {name: leaf for name, leaf in named if isinstance(leaf, kind) and not _is_key(leaf)}
-    wide = {name: array for name, array in outputs.items() if "float" in str(array.dtype)}
+    named = [(path or "output", leaf) for path, leaf in _leaves(output, "") if leaf is not None]
+    outputs: dict[str, Any] = {name: leaf for name, leaf in named if isinstance(leaf, kind) and not is_key(leaf)}
+    wide = {name: array for name, array in outputs.items() if is_floating(array)}
     if len({name for name, _ in named}) < len(named):
         raise ParityError(f"{side} returned two outputs by one name: {[name for name, _ in named]}")
     if not wide:
@@ -50,13 +73,14 @@ def named_outputs(output: Any, side: str, kind: type, left_out: set[str], *, flo
     return outputs
 
 
-def _leaves(output: Any, path: str) -> Iterator[tuple[str, Any]]:
-    children = _children(output)
-    if children is not None:
-        for key, child in children:
-            yield from _leaves(child, f"{path}.{key}" if path else str(key))
-    elif output is not None:
-        yield path, output
+def _leaves(node: Any, path: str, whole: Callable[[Any], bool] = lambda node: False) -> Iterator[tuple[str, Any]]:
+    """What dicts, sequences and dataclasses hold, by path; those that are a `whole` are not gone into."""
+    children = None if whole(node) else _children(node)
+    if children is None:
+        yield path, node
+        return
+    for key, child in children:
+        yield from _leaves(child, f"{path}.{key}" if path else str(key), whole)
 
 
 def _children(node: Any) -> Iterable[tuple[Any, Any]] | None:
@@ -68,11 +92,6 @@ def _children(node: Any) -> Iterable[tuple[Any, Any]] | None:
     if is_dataclass(node) and not isinstance(node, type):
         return [(field.name, getattr(node, field.name)) for field in fields(node)]
     return None
-
-
-def _is_key(leaf: Any) -> bool:
-    """Whether these are random keys of JAX that have a type of their own."""
-    return str(getattr(leaf, "dtype", "")).startswith("key<")
 
 
 def common_outputs(
@@ -100,8 +119,8 @@ class Inputs:
     arrays: Tensors
     """By dotted path: those in order are called "0", "1", ..., what a dict at "1" holds "1.mask"."""
     by_name: bool
-    given: Mapping[str, Callable[[Mapping[str, Any]], Any]]
-    """How each argument is made of arrays by these names."""
+    given: Mapping[str, Any]
+    """The arguments as they were given."""
 
     @classmethod
     def read(cls, inputs: Sequence[Any] | Mapping[str, Any]) -> "Inputs":
@@ -113,9 +132,12 @@ class Inputs:
         """
         if not isinstance(inputs, Sequence | Mapping) or isinstance(inputs, str):
             raise TypeError(f"inputs is a {type(inputs).__name__}; expected a list of the arguments: [x]")
-        by_name, arrays = isinstance(inputs, Mapping), Tensors()
-        named = inputs.items() if isinstance(inputs, Mapping) else enumerate(inputs)
-        return cls(arrays, by_name, {str(key): _taken(str(key), argument, arrays) for key, argument in named})
+        given = {str(key): argument for key, argument in _children(inputs) or enumerate(inputs)}
+        arrays = Tensors()
+        for name, leaf in _leaves(given, "", _is_whole):
+            if not _is_handed_over(leaf):
+                _put_array(arrays, name, leaf)
+        return cls(arrays, isinstance(inputs, Mapping), given)
 
     def rounded(self, held_by: str, dtype: str) -> "Inputs":
         """What `held_by` can hold of floating inputs, as arrays of `dtype`."""
@@ -123,28 +145,31 @@ class Inputs:
 
     def call(self, function: Any, *before: Any, arrays: Mapping[str, Any]) -> Any:
         """Calls with `arrays`, by name, in the places of these; `before` comes first."""
-        given = {name: made(arrays) for name, made in self.given.items()}
+        given = {name: _filled(argument, name, arrays) for name, argument in self.given.items()}
         return function(*before, **given) if self.by_name else function(*before, *given.values())
 
 
-def _taken(name: str, given: Any, arrays: Tensors) -> Callable[[Mapping[str, Any]], Any]:
-    """How an argument is made of the arrays that it holds, which go to `arrays`."""
-    if _is_number(given) or isinstance(given, str | bytes | Enum | None) or callable(given) or _is_key(given):
-        return lambda _: given
-    if (children := _children(given)) is not None and not _is_table(given):
-        parts = {key: _taken(f"{name}.{key}", child, arrays) for key, child in children}
-        return lambda found: _like(given, {key: part(found) for key, part in parts.items()})
+def _put_array(arrays: Tensors, name: str, given: Any) -> None:
     try:
         array = np.asarray(given) if "complex" in str(getattr(given, "dtype", "")) else as_array(given)
     except (TypeError, ValueError):
         array = np.empty(0, object)
-    if not (array.dtype.kind in "iubc" or is_floating(array.dtype)) or name in arrays:
+    if not (array.dtype.kind in "iubc" or is_floating(array)) or name in arrays:
         raise ParityError(
             f"input {name} is {type(given).__name__}; expected an array of numbers, None, a string, a number, a "
             "function or a random key; or a tuple, a list, a dict or a dataclass of these"
         )
     arrays[name] = array
-    return lambda found: found[name]
+
+
+def _filled(given: Any, name: str, arrays: Mapping[str, Any]) -> Any:
+    """An argument with these arrays in their places."""
+    if name in arrays:
+        return arrays[name]
+    children = None if _is_whole(given) else _children(given)
+    if children is None:
+        return given
+    return _like(given, {key: _filled(child, f"{name}.{key}", arrays) for key, child in children})
 
 
 def _like(given: Any, parts: dict[Any, Any]) -> Any:
@@ -166,6 +191,16 @@ def _is_table(given: Any) -> bool:
     return isinstance(given, list) and all(_is_number(each) or _is_table(each) for each in given)
 
 
+def _is_handed_over(given: Any) -> bool:
+    """Whether both sides are given this as it is."""
+    return _is_number(given) or isinstance(given, str | bytes | Enum | None) or callable(given) or is_key(given)
+
+
+def _is_whole(given: Any) -> bool:
+    """Whether nothing within this is an argument by itself."""
+    return _is_handed_over(given) or _is_table(given)
+
+
 @dataclass(frozen=True)
 class Values:
     """What one side computed, as NumPy arrays of the type that it was computed in."""
@@ -180,7 +215,7 @@ class Values:
         """With gradients as `back` converts them; of a side whose `weights` without a gradient have one of zero."""
         zero = np.zeros((), next(iter(self.gradients.values())).dtype)
         blank = {name: np.broadcast_to(zero, array.shape) for name, array in weights.items()}
-        return Values(self.outputs, back(blank | self.gradients))
+        return replace(self, gradients=back(blank | self.gradients))
 
     def named(self) -> Tensors:
         """Outputs and gradients, by names that tell them apart."""
@@ -189,24 +224,19 @@ class Values:
 
     def floating(self) -> Tensors:
         """Those that are floating-point."""
-        return {name: array for name, array in self.named().items() if is_floating(array.dtype)}
-
-
-def is_floating(dtype: np.dtype) -> bool:
-    """Whether a type is floating-point; NumPy does not count bfloat16."""
-    return np.issubdtype(dtype, np.floating) or dtype == bfloat16
+        return {name: array for name, array in self.named().items() if is_floating(array)}
 
 
 def double(array: np.ndarray) -> np.ndarray:
     """In float64 what is floating, as it is what is not."""
-    return array.astype(np.float64, copy=False) if array.dtype.kind in "fV" else array
+    return array.astype(np.float64, copy=False) if is_floating(array) else array
 
 
 def rounded(arrays: Mapping[str, np.ndarray], held_by: str, dtype: str) -> Tensors:
     """Floating arrays rounded to what `held_by` holds, as `dtype`; others as they are."""
     narrow, wide = (np.dtype(bfloat16 if name == "bfloat16" else name) for name in (held_by, dtype))
     return {
-        name: array.astype(narrow, copy=False).astype(wide, copy=False) if is_floating(array.dtype) else array
+        name: array.astype(narrow, copy=False).astype(wide, copy=False) if is_floating(array) else array
         for name, array in arrays.items()
     }
 
@@ -217,8 +247,6 @@ def varied(weights: Tensors, seed: int) -> Tensors:
         return weights
     rng = np.random.default_rng(seed)
     return {
-        name: array.astype(np.float64) * (1 + 0.05 * rng.standard_normal(array.shape))
-        if is_floating(array.dtype)
-        else array
+        name: array.astype(np.float64) * (1 + 0.05 * rng.standard_normal(array.shape)) if is_floating(array) else array
         for name, array in weights.items()
     }

@@ -1,9 +1,8 @@
 """A PyTorch module by itself: its outputs, and the gradients of a fixed random projection of them."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
-from typing import Any
 
 import numpy as np
 import torch
@@ -12,19 +11,8 @@ from torch import Tensor, nn
 
 from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
-from parity.gates.projection import Inputs, Tensors, Values, known_or_made, named_outputs
-from parity.islands import defaults_of
-
-
-def torch_loss(output: Any, left_out: set[str], known: Mapping[str, np.ndarray]) -> tuple[Tensor, dict[str, Any]]:
-    """(the projection of all floating outputs, the outputs by name); raises what `named_outputs` raises."""
-    outputs = named_outputs(output, "theirs", Tensor, left_out, floating=False)
-    terms = [
-        (tensor * torch.from_numpy(known_or_made(name, tuple(tensor.shape), known)).to(tensor)).sum()
-        for name, tensor in outputs.items()
-        if tensor.is_floating_point()
-    ]
-    return sum(terms[1:], terms[0]), outputs
+from parity.gates.projection import Inputs, Tensors, Values, projected
+from parity.islands import Float64, defaults_of
 
 
 class TorchSide:
@@ -33,7 +21,7 @@ class TorchSide:
     framework = "torch"
 
     def __init__(self, module: nn.Module, inputs: Inputs) -> None:
-        """The module is copied, and stays as it was. Raises ParityError for one without trained parameters."""
+        """The module is copied, and stays as it was."""
         self._module, self._inputs = module, inputs
         parameters, buffers = tensors_of(module)
         self.weights: Tensors = parameters | buffers
@@ -42,85 +30,99 @@ class TorchSide:
         """What has a gradient."""
         self.left_out: set[str] = set()
         """Outputs that are no arrays."""
+        self.wide = False
+        """Whether casts to float32 within the module are taken out."""
         self._copies: dict[str, nn.Module] = {}
-        if not self.trained:
-            raise ParityError("the module has no parameter that is trained, so that there is nothing to differentiate")
 
     def exactly(self) -> AbstractContextManager[None]:
         """Nothing to switch on: PyTorch computes in the types that it is given."""
         return nullcontext()
 
-    def run(self, weights: Tensors, inputs: Inputs, dtype: str, known: Tensors | None = None) -> Values:
-        """Forward and backward in `dtype`, on inputs of that type and on weights that it can hold.
+    def run(
+        self,
+        weights: Tensors,
+        dtype: str = "float64",
+        held_by: str | None = None,
+        known: Tensors | None = None,
+        of: Collection[str] | None = None,
+    ) -> Values:
+        """Forward and backward in `dtype`, on inputs that `held_by` can hold.
 
-        `known` are projections by the outputs' names. Buffers that `weights` leave out stay the module's own.
+        `known` are projections by the outputs' names, `of` the weights whose gradients are wanted: by default all that
+        are trained, of none forward alone. Buffers that `weights` leave out stay the module's own.
         """
         if dtype not in self._copies:
             # From the original: a buffer that was computed once would lose its digits on the way through float32.
             self._copies[dtype] = deepcopy(self._module).to(getattr(torch, dtype)).eval()
-        module = self._copies[dtype]
+        module, inputs = self._copies[dtype], self._inputs.rounded(held_by or dtype, dtype)
         load(module, weights)
-        call = self._inputs.call
+        wanted = self.trained if of is None else of
+        held = {name: tensor.requires_grad_() for name, tensor in named_tensors(module).items() if name in wanted}
+        if not held and of is None:
+            raise ParityError("the module has no parameter that is trained, so that there is nothing to differentiate")
+        arrays = to_tensors(inputs.arrays, module)
         try:
-            with defaults_of(module):
-                outputs, gradients = backward(
-                    module,
-                    inputs.arrays,
-                    lambda arrays: torch_loss(call(module, arrays=arrays), self.left_out, known or {}),
-                )
+            with Float64() if self.wide else defaults_of(module):
+                return Values(*backward(held, lambda: self._loss(module, arrays, known or {})))
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
-            raise failure(
-                "theirs", error, f"inputs {[list(array.shape) for array in inputs.arrays.values()]}"
-            ) from error
-        return Values(outputs, {name: gradients[name] for name in gradients if name in self.trained})
+            given = [list(array.shape) for array in inputs.arrays.values()]
+            raise failure("theirs", error, f"inputs {given}") from error
 
-    def followed(self, weights: Tensors, inputs: Inputs) -> Followed:
+    def followed(self, weights: Tensors) -> Followed:
         """Every value of the way forward, in float64 also where the program casts.
 
         Buffers that are not saved with the weights count as constants.
         """
         from parity.differ.torch_values import values_of_torch
-        from parity.islands import Float64
 
         module = deepcopy(self._module).double().eval()
         load(module, weights)
-        arrays = {name: to_torch(array) for name, array in inputs.arrays.items()}
+        arrays = to_tensors(self._inputs.rounded("float64", "float64").arrays, module)
         constants = frozenset(self.buffers) - module.state_dict().keys()
-
-        def run() -> Mapping[str, Tensor]:
-            return torch_loss(self._inputs.call(module, arrays=arrays), self.left_out, {})[1]
-
         with Float64():
-            return values_of_torch(module, run, arrays, constants=constants)
+            return values_of_torch(module, lambda: self._loss(module, arrays, {})[1], arrays, constants=constants)
+
+    def _loss(
+        self, module: nn.Module, arrays: Mapping[str, Tensor], known: Tensors
+    ) -> tuple[Tensor, dict[str, Tensor]]:
+        """(the projection of all outputs, the outputs)."""
+
+        def like(numbers: np.ndarray, output: Tensor) -> Tensor:
+            return torch.from_numpy(numbers).to(output)
+
+        return projected(self._inputs.call(module, arrays=arrays), "theirs", Tensor, self.left_out, known, like)
 
 
 def load(module: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
     """Gives the module's parameters and buffers these numbers, by name."""
-    held = dict(module.named_parameters()) | dict(module.named_buffers())
+    held = named_tensors(module)
     with torch.no_grad():
         for name, array in weights.items():
             held[name].copy_(to_torch(array))
 
 
 def backward(
-    module: nn.Module, arrays: Tensors, run: Callable[[dict[str, Tensor]], tuple[Tensor, Mapping[str, Tensor]]]
-) -> tuple[Tensors, Tensors]:
-    """(outputs, gradients of all parameters) of `run`, which returns (loss, outputs by name) of the arrays."""
-    module.zero_grad()  # lets go of the gradients before, so that who holds them keeps them
-    device = next(module.parameters()).device
-    loss, outputs = run({name: to_torch(array).to(device) for name, array in arrays.items()})
-    loss.backward()
-    gradients = {name: torch.zeros_like(p) if p.grad is None else p.grad for name, p in module.named_parameters()}
-    return (
-        {name: from_torch(tensor) for name, tensor in outputs.items()},
-        {name: from_torch(tensor) for name, tensor in gradients.items()},
-    )
+    held: Mapping[str, Tensor], run: Callable[[], tuple[Tensor, Mapping[str, Tensor]]]
+) -> tuple[Tensors, Tensors, np.ndarray]:
+    """(outputs, gradients of the tensors that are `held`, loss) of `run`, which returns (loss, outputs by name)."""
+    with torch.set_grad_enabled(bool(held)):
+        loss, outputs = run()
+    if held:
+        loss.backward()
+    gradients = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in held.items()}
+    for tensor in held.values():
+        tensor.grad = None  # lets go of the gradients, so that whoever holds them keeps them
+    return from_tensors(outputs), from_tensors(gradients), from_torch(loss)
+
+
+def named_tensors(module: nn.Module) -> dict[str, Tensor]:
+    """The module's parameters and its buffers, by name."""
+    return dict(module.named_parameters()) | dict(module.named_buffers())
 
 
 def tensors_of(module: nn.Module) -> tuple[Tensors, Tensors]:
     """The module's parameters and its buffers, by name, as NumPy arrays of their types."""
-    parameters = {name: from_torch(parameter) for name, parameter in module.named_parameters()}
-    return parameters, {name: from_torch(buffer) for name, buffer in module.named_buffers()}
+    return from_tensors(dict(module.named_parameters())), from_tensors(dict(module.named_buffers()))
 
 
 def tied_names(module: nn.Module) -> dict[str, str]:
@@ -140,9 +142,20 @@ def to_torch(array: np.ndarray) -> Tensor:
     return torch.from_numpy(array)
 
 
+def to_tensors(arrays: Tensors, module: nn.Module) -> dict[str, Tensor]:
+    """Tensors by name, where the module is."""
+    device = next(module.parameters()).device
+    return {name: to_torch(array).to(device) for name, array in arrays.items()}
+
+
 def from_torch(tensor: Tensor) -> np.ndarray:
     """The inverse of `to_torch`, from any device."""
     tensor = tensor.detach().cpu()
     if tensor.dtype == torch.bfloat16:
         return tensor.view(torch.int16).numpy().view(bfloat16)
     return tensor.numpy()
+
+
+def from_tensors(tensors: Mapping[str, Tensor]) -> Tensors:
+    """Arrays by name."""
+    return {name: from_torch(tensor) for name, tensor in tensors.items()}

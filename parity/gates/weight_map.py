@@ -112,7 +112,10 @@ class Weights:
 
         Raises ParityError for paths that are missing and for other shapes.
         """
-        ours = paths(params)
+        return self.tensors(paths(params))
+
+    def tensors(self, ours: Mapping[str, Any]) -> dict[str, np.ndarray]:
+        """The same of our parameters by dotted path."""
         if missing := sorted(self._rows.keys() - ours.keys()):
             raise ParityError(f"our parameters lack {missing}, which the weight mapping names; they have {list(ours)}")
         tensors: dict[str, np.ndarray] = {}

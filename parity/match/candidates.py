@@ -10,7 +10,11 @@ from typing import Any, TypeVar
 import numpy as np
 
 from parity.gates.layout import Layout
+from parity.gates.pytrees import is_floating
 from parity.match.parameter_names import ParameterName, understand
+
+EQUAL = 1000.0
+"""What equal numbers add to a score: more than anything else can say."""
 
 
 @dataclass(frozen=True)
@@ -65,6 +69,11 @@ class Leaf:
         each = [one.numbers for one in self.members]
         return None if any(one is None for one in each) else np.stack(each).reshape(self.shape)  # type: ignore[arg-type]
 
+    @cached_property
+    def largest(self) -> float:
+        """Of its numbers, by size."""
+        return 0.0 if self.numbers is None or not self.numbers.size else float(np.abs(self.numbers).max())
+
 
 @dataclass(frozen=True)
 class Candidate:
@@ -79,6 +88,11 @@ class Candidate:
     """Which it is of those that are fused in the tensor."""
     style: tuple[Any, ...] = ()
     """How they are fused there, or how the rows of its heads are turned."""
+
+    @property
+    def equal(self) -> bool:
+        """Whether it was chosen by equal numbers."""
+        return self.score > EQUAL / 2
 
     @property
     def layout(self) -> Layout:
@@ -161,4 +175,4 @@ def _numbers(leaf: Any) -> np.ndarray | None:
         return None
     if array.dtype == object or not array.size:
         return None
-    return array.astype(np.float64) if np.issubdtype(array.dtype, np.number) or "float" in array.dtype.name else None
+    return array.astype(np.float64, copy=False) if np.issubdtype(array.dtype, np.number) or is_floating(array) else None

@@ -9,12 +9,13 @@ import einops
 import numpy as np
 from torch import nn
 
+from parity.gates.jax_side import exactly
 from parity.gates.pytrees import is_floating, paths
 from parity.gates.weight_map import Weight, axes_of, layers_of, read_row
 from parity.match.candidates import Proposal, Tensor, leaves
 from parity.match.module_tensors import is_constant, tensors
 from parity.match.proposals import Matcher
-from parity.match.runs import Runs, float64
+from parity.match.runs import Runs
 from parity.match.verification import verified
 from parity.match.weight_match import Confidence, MatchRow, WeightMatch, as_row, as_weights
 
@@ -56,21 +57,18 @@ def match_weights(
     candidates, arrays = tensors(module)
     proposals = Matcher(leaves(flat), candidates, arrays).proposals()
     without = _without_equal(flat, proposals, candidates)
+    green, matters = False, dict[str, bool]()
     if ours is None:
-        green, figures = False, "names and shapes alone; give ours= and inputs= to run both"
-        rest = _left_over(module, proposals, {})
+        figures = "names and shapes alone; give ours= and inputs= to run both"
     elif without:
-        green, figures = False, f"not run: {len(without)} of ours have no equal in the module"
-        rest = _left_over(module, proposals, {})
+        figures = f"not run: {len(without)} of ours have no equal in the module"
     else:
-        with float64():
-            runs = Runs(ours, params, module, inputs, arrays)
-            proposals, green, figures = verified(runs, proposals)
-            moving = _that_matter(runs, proposals, candidates) if green else {}
-        rest = _left_over(module, proposals, moving)
-        if needed := [name for name, matters in moving.items() if matters]:
-            green = False
-            figures += f"; but the module's outputs depend on {', '.join(needed)}, which no row takes"
+        with exactly():
+            proposals, green, figures, matters = verified(Runs(ours, params, module, inputs), proposals, candidates)
+    rest = _left_over(module, proposals, matters)
+    if needed := [name for name, matter in matters.items() if matter]:
+        green = False
+        figures += f"; but the module's outputs depend on {', '.join(needed)}, which no row takes"
     rows = tuple(row for proposal in proposals for row in _rows(proposal, green))
     idle = _idle(module, rows) if green else ()
     return WeightMatch(rows, without, rest, green, figures, idle)
@@ -127,14 +125,6 @@ def _without_equal(
         else:
             said[path] = f"{shape}; nothing that fits its shape and its name is left"
     return said
-
-
-def _that_matter(runs: Runs, proposals: Sequence[Proposal], candidates: Sequence[Tensor]) -> dict[str, bool]:
-    """Trained parameters that no row takes, and whether the outputs depend on them."""
-    taken = {name for one in proposals for name in one.chosen.tensor.members}
-    rest = [one.name for one in candidates if not one.layers and one.trained and one.name not in taken]
-    depend = runs.depend_on(rest, runs.shaken(proposals)) if rest else {}
-    return {name: bool(depend[name].any()) for name in rest}
 
 
 def _left_over(module: nn.Module, proposals: Sequence[Proposal], matters: Mapping[str, bool]) -> dict[str, str]:

@@ -10,12 +10,10 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from parity.gates.layout import Layout
-from parity.match.candidates import Candidate, Leaf, Named, Proposal, Tensor, families
+from parity.match.candidates import EQUAL, Candidate, Leaf, Named, Proposal, Tensor, families
 from parity.match.layouts import Fusion, fusions, layouts, rotaries, same
 from parity.match.parameter_names import Likeness
 
-EQUAL = 1000.0
-"""What equal numbers add to a score: more than anything else can say."""
 LEAST = -3.0
 """A pair whose names speak against each other as much as this is not proposed."""
 CLEAR = 2.0
@@ -33,8 +31,15 @@ SAME_STYLE = 6.0
 class Matcher:
     """Finds for each of our leaves the tensor that it most likely is."""
 
-    def __init__(self, leaves: Sequence[Leaf], tensors: Sequence[Tensor], arrays: Mapping[str, np.ndarray]) -> None:
-        self.tensors, self.arrays = list(tensors), arrays
+    def __init__(
+        self,
+        leaves: Sequence[Leaf],
+        tensors: Sequence[Tensor],
+        arrays: Mapping[str, np.ndarray],
+        error: float | None = None,
+    ) -> None:
+        """Where `leaves` and `arrays` hold gradients, and no weights, `error` is how far apart equal ones may be."""
+        self.tensors, self.arrays, self.error = list(tensors), arrays, error
         self.likeness = Likeness(
             [leaf.meaning for leaf in leaves],
             [name for tensor in tensors for name in (tensor.meaning, *tensor.aliases)],
@@ -99,19 +104,18 @@ class Matcher:
         return replace(one, score=score + EQUAL * self._equal(leaf, one))
 
     def _equal(self, leaf: Leaf, one: Candidate) -> bool:
-        """Whether both sides hold the same numbers; those that are all alike say nothing."""
+        """Whether both sides hold the same numbers; weights that are all alike, and no gradient, say nothing."""
         if leaf.numbers is None:
             return False
         ours = leaf.numbers.reshape(-1, *one.layout.shape)
+        error = (1e-5 if self.error is None else self.error) * leaf.largest
         for tensor, layout in one.pieces:
             for whole, member in zip(ours, tensor.members, strict=True):
                 here, there = layout.place(whole), layout.seen(self.arrays[member])
-                if not here.size or here.max() == here.min():
+                if not here.any() or (self.error is None and here.max() == here.min()):
                     return False
-                for few in (slice(4), slice(None)):
-                    apart = np.abs(here.flat[few] - there.flat[few]).max()
-                    if apart > 1e-5 * (np.abs(here.flat[few]).max() + 1e-30):
-                        return False
+                if any(np.abs(here.flat[few] - there.flat[few]).max() > error for few in (slice(4), slice(None))):
+                    return False
         return True
 
     def _add_fusions(self) -> None:
@@ -234,7 +238,7 @@ class Matcher:
         """Leaves of one module of ours go together with those of one of theirs, and are fused in one style."""
         matched = [(leaf.meaning.parent, chosen[leaf.path]) for leaf in self.leaves if leaf.path in chosen]
         together = Counter((parent, one.tensor.meaning.parent) for parent, one in matched)
-        styles = {(one.tensor.meaning.parent, one.role, one.style) for _, one in matched if one.score > EQUAL / 2}
+        styles = {(one.tensor.meaning.parent, one.role, one.style) for _, one in matched if one.equal}
         return {key: 1.5 for key, count in together.items() if count > 1} | dict.fromkeys(styles, SAME_STYLE)
 
     def _explained(self, leaf: Leaf, chosen: Mapping[str, Candidate], bonus: Bonus) -> Proposal:
@@ -250,7 +254,7 @@ class Matcher:
         near = [other for other in others if other.layout.natural]
         rivals = {other.column for other in near if weight(other) > weight(one) - CLEAR} - {one.column}
         turned = [other for other in near if other.column == one.column and other.score > one.score - 0.4]
-        if one.score > EQUAL / 2:
+        if one.equal:
             proposal.reason, proposal.sure = "equal numbers", True
         elif turned:
             proposal.reason = f"unsure: {len(turned) + 1} ways to lay its axes"

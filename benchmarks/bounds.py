@@ -1,22 +1,14 @@
 """What no implementation can beat: the least work of a step, over how fast this machine was seen to do such work."""
 
-import itertools
 import math
-import statistics
-import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
 from jax_tformer.config import TransformerConfig
-
-_WARM_SECONDS = 0.15
-"""For so long a way is called before it counts."""
-Shape = tuple[int, int, int]
-"""m, k, n of a product [m, k] x [k, n]."""
+from twin.sides import seconds_of
 
 
 def weight_bytes(config: TransformerConfig) -> int:
@@ -49,50 +41,8 @@ def cache_bytes(config: TransformerConfig, batch: int, prompt: int, new_tokens: 
     return int(of_token * (batch * beams * tokens + (batch * prompt if translates else 0)))
 
 
-class Way(NamedTuple):
-    """The fastest way that was found of doing some work."""
-
-    name: str
-    rate: float
-    """Its median, in work a second."""
-
-
-def fastest(turns: list[dict[str, float]], *words: str) -> Way:
-    """Picks the way with the largest median over several turns, of those whose names have all `words`."""
-    names = [name for name in turns[0] if set(words) <= set(name.split())]
-    return max((Way(name, statistics.median(turn[name] for turn in turns)) for name in names), key=lambda way: way.rate)
-
-
-class Ways:
-    """Several ways of doing work in both libraries, with all cores or with the accelerator."""
-
-    def __init__(self, device: str) -> None:
-        import jax
-        import torch
-
-        self.calls = 3 if device == "cpu" else 20
-        self.jax_device = jax.default_device(jax.local_devices(backend=device)[0])
-        self.torch_device = torch.device("cuda" if device == "gpu" else device)
-        self.ways: dict[str, tuple[float, Callable[[], Any]]] = {}
-        """Name -> (work, what does it)."""
-
-    def measure(self) -> dict[str, float]:
-        """Work a second of every way, each warm: it has been called for a while before."""
-        found = {}
-        for name, (work, call) in self.ways.items():
-            warm = time.perf_counter() + _WARM_SECONDS
-            while time.perf_counter() < warm:
-                _wait(call())
-            began = time.perf_counter()
-            for _ in range(self.calls):
-                result = call()
-            _wait(result)
-            found[name] = self.calls * work / (time.perf_counter() - began)
-        return found
-
-
-class Bandwidth(Ways):
-    """Reads a large float32 array: work is bytes."""
+class Bandwidth:
+    """Reads a large float32 array in several ways: with both libraries, and by NumPy with a thread a core."""
 
     def __init__(self, device: str, megabytes: int, threads: int) -> None:
         """All ways read the same numbers; those on the processor have a copy for each library."""
@@ -100,46 +50,20 @@ class Bandwidth(Ways):
         import jax.numpy as jnp
         import torch
 
-        super().__init__(device)
-        size = megabytes * 2**20
-        with self.jax_device:
-            ours = jnp.ones(size // 4, jnp.float32)
-        self.ways["sum of jax"] = size, partial(jax.jit(jnp.sum), ours)
-        self.ways["sum of torch"] = size, torch.ones(size // 4, device=self.torch_device).sum
+        from twin.torch_side import torch_device
+
+        self._size = megabytes * 2**20
+        ours = jnp.ones(self._size // 4, jnp.float32, device=jax.local_devices(backend=device)[0])
+        theirs = torch.ones(self._size // 4, device=torch_device(device))
+        total = jax.jit(jnp.sum)
+        self._ways: dict[str, Callable[[], Any]] = {
+            "sum of jax": lambda: total(ours).block_until_ready(),
+            "sum of torch": lambda: theirs.sum().item(),
+        }
         if device == "cpu":
-            parts, pool = np.array_split(np.ones(size // 4, np.float32), threads), ThreadPoolExecutor(threads)
-            for name, read in {"sum": np.sum, "dot": lambda part: np.dot(part, part)}.items():
-                call = partial(lambda read: list(pool.map(read, parts)), read)
-                self.ways[f"{name} of numpy, a thread a core"] = size, call
+            parts, pool = np.array_split(np.ones(self._size // 4, np.float32), threads), ThreadPoolExecutor(threads)
+            self._ways["dot of numpy, a thread a core"] = lambda: list(pool.map(np.dot, parts, parts))
 
-
-class Products(Ways):
-    """Multiplies matrices: work is floating-point operations."""
-
-    def __init__(self, device: str, shapes: tuple[Shape, ...], dtypes: tuple[str, ...]) -> None:
-        """`dtypes` are names that both libraries know: "float32", "bfloat16"."""
-        import jax
-        import jax.numpy as jnp
-        import torch
-
-        super().__init__(device)
-        product, theirs = jax.jit(jnp.matmul), {}
-        for (m, k, n), dtype in itertools.product(shapes, dtypes):
-            drawn = [np.random.default_rng(0).standard_normal(shape, np.float32) for shape in ((m, k), (k, n))]
-            name, work = f"{dtype} {m} x {k} x {n}", 2 * m * k * n
-            with self.jax_device:
-                self.ways[f"jax {name}"] = work, partial(product, *(jnp.array(x, dtype) for x in drawn))
-            given = (torch.tensor(x, dtype=getattr(torch, dtype), device=self.torch_device) for x in drawn)
-            theirs[f"torch {name}"] = work, partial(torch.matmul, *given)
-        # One library after the other: threads of the one that wait for work disturb the other.
-        self.ways |= theirs
-
-
-def _wait(result: Any) -> None:
-    """Waits for an array of either library; those of NumPy are there already."""
-    if getattr(result, "is_cuda", False):
-        import torch
-
-        torch.cuda.synchronize()
-    elif hasattr(result, "block_until_ready"):
-        result.block_until_ready()
+    def measure(self) -> dict[str, float]:
+        """Bytes a second of every way."""
+        return {name: self._size / seconds_of(read) for name, read in self._ways.items()}

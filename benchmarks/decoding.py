@@ -1,14 +1,16 @@
 """Decoding side by side with PyTorch: `python -m benchmarks.decoding [--device gpu] [--out FILE] [--quick]`."""
 
+import statistics
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from functools import partial
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
 
-from benchmarks.bounds import cache_bytes, fastest, weight_bytes
+from benchmarks.bounds import cache_bytes, weight_bytes
 from benchmarks.session import (
     ModelOptions,
     Report,
@@ -16,9 +18,7 @@ from benchmarks.session import (
     by_turns,
     make_table,
     megabytes,
-    milliseconds,
     other_work,
-    peaks,
     run_benchmark,
     spread,
 )
@@ -138,7 +138,7 @@ def _measure(session: Session) -> Report:
         cases |= _measure_suite(suite, session, read_megabytes)
         shown += ["", *other_work(suite.model, others.share())]
     shown += [item for name, case in cases.items() for item in _shown(name, case)]
-    ours = {name: case["sides"][_OURS]["step_seconds"] for name, case in cases.items()}
+    ours = {name: case["seconds"] for name, case in cases.items()}
     agreed = all(case["agreed"] for case in cases.values())
     return Report({"megabytes": read_megabytes, "cases": cases}, ours, shown, _notes(read_megabytes), agreed)
 
@@ -174,37 +174,47 @@ def _measure_case(config: TransformerConfig, case: Case, sides: Sides, session: 
         first = decode(name, 1)
         return Turn(first, decode(name, count) if count > 1 else first)
 
-    # Ours is compiled for a number of tokens; what the others compile does not depend on it.
-    few = min(4, case.new_tokens)
-    warm = {name: case.new_tokens if name == _OURS else few for name in sides if name not in (_REFERENCE, _READING)}
-    if case.new_tokens == 1:
-        warm.pop(_STATIC, None)
-    first_calls = {}
-    for name, count in warm.items():
+    compile_seconds = {}
+    left_out = (_REFERENCE, _READING, *([_STATIC] if case.new_tokens == 1 else []))
+    for name in [name for name in sides if name not in left_out]:
+        # Ours is compiled for a number of tokens; what the others compile does not depend on it.
+        count = case.new_tokens if name == _OURS else min(4, case.new_tokens)
         try:
-            first_calls[name] = decode(name, count).seconds
+            first = decode(name, count)
             decode(name, 1)
+            compile_seconds[name] = max(first.seconds - decode(name, count).seconds, 0.0)
         except SideFailed as error:
             if name != _STATIC:
                 raise
             absent[name] = str(error)
-    calls = {name: partial(turn, name) for name in first_calls}
-    reading = partial(sides[_READING].call, "measure")
-    turns = by_turns(calls | {_READING: reading}, session.rounds(case.rounds), seconds=_CASE_SECONDS)
-    memory = fastest(turns.pop(_READING))
+    calls: dict[str, Any] = {name: partial(turn, name) for name in compile_seconds}
+    calls[_READING] = partial(sides[_READING].call, "measure")
+    turns = by_turns(calls, session.rounds(case.rounds), seconds=_CASE_SECONDS)
+    rates = turns.pop(_READING)
+    way, bandwidth = max(
+        ((name, statistics.median(turn[name] for turn in rates)) for name in rates[0]), key=itemgetter(1)
+    )
     if case.reference_tokens:
         # One turn of a few tokens: every one takes the whole forward pass.
-        first_calls[_REFERENCE], warm[_REFERENCE] = decode(_REFERENCE, 1).seconds, 1
+        decode(_REFERENCE, 1)
         turns[_REFERENCE] = [turn(_REFERENCE, case.reference_tokens)]
     read = weight_bytes(config), cache_bytes(config, case.batch, case.prompt, case.new_tokens, case.beams)
-    bound = sum(read) / memory.rate if case.new_tokens > 1 else None
-    found = {name: _figures(name, taken, bound) | peaks(sides[name]) for name, taken in turns.items()}
-    theirs = next(figures["step_seconds"]["median"] for name, figures in found.items() if "HF" in name)
-    for name, figures in found.items():
-        step = figures["step_seconds"]["median"]
-        figures["times_theirs"] = theirs / step
-        usual = figures["first_token_seconds"]["median"] + (warm[name] - 1) * step
-        figures["compile_seconds"] = max(first_calls[name] - usual, 0.0)
+    bound = sum(read) / bandwidth if case.new_tokens > 1 else None
+    steps = {name: [_step_seconds(name, turn) for turn in taken] for name, taken in turns.items()}
+    medians = {name: statistics.median(taken) for name, taken in steps.items()}
+    theirs = medians[_DYNAMIC if _DYNAMIC in medians else _OWN_WEIGHTS]
+    found = {
+        name: {
+            "tokens/s": case.batch / medians[name],
+            "with prompt": statistics.median(turn.whole.tokens.size / turn.whole.seconds for turn in taken),
+            "ms/step": spread(steps[name], 1000),
+            "speed": theirs / medians[name],
+            "of bound": bound / medians[name] if bound and name != _REFERENCE else None,
+            "compile s": compile_seconds.get(name),
+            "MB": megabytes(sides[name]),
+        }
+        for name, taken in turns.items()
+    }
     tokens = {name: taken[0].whole.tokens for name, taken in turns.items()}
     agreement = {
         name: _agreement(prompts, tokens[_OURS], theirs, sides[_REFERENCE])
@@ -212,9 +222,10 @@ def _measure_case(config: TransformerConfig, case: Case, sides: Sides, session: 
         if name not in (_OURS, _OWN_WEIGHTS)
     }
     return asdict(case) | {
+        "seconds": spread(steps[_OURS]),
         "weight_bytes": read[0],
         "cache_bytes": read[1],
-        "memory": memory._asdict(),
+        "bandwidth": {"way": way, "bytes_per_second": bandwidth},
         "bound_seconds": bound,
         "sides": found,
         "absent": absent,
@@ -225,26 +236,13 @@ def _measure_case(config: TransformerConfig, case: Case, sides: Sides, session: 
     }
 
 
-def _figures(name: str, turns: list[Turn], bound: float | None) -> dict[str, Any]:
-    """Of one side: without a cache, or with no token but the first, each token is like the others."""
-    batch, new_tokens = turns[0].whole.tokens.shape
-    cached = name != _REFERENCE and new_tokens > 1
-
-    def step(turn: Turn) -> float:
-        rest = turn.whole.seconds - turn.first.seconds
-        # In a smoke test the first token may take longer than all of them.
-        return rest / (new_tokens - 1) if cached and rest > 0 else turn.whole.seconds / new_tokens
-
-    steps = spread([step(turn) for turn in turns])
-    whole = spread([turn.whole.seconds for turn in turns])
-    return {
-        "new_tokens": new_tokens,
-        "tokens_per_second": batch * new_tokens / whole["median"],
-        "tokens_per_second_without_prefill": batch / steps["median"],
-        "first_token_seconds": spread([turn.first.seconds for turn in turns]),
-        "step_seconds": steps,
-        "of_bound": bound / steps["median"] if cached and bound else None,
-    }
+def _step_seconds(name: str, turn: Turn) -> float:
+    """Seconds of a token after the first; without a cache, or with no token but the first, each is like the others."""
+    new_tokens = turn.whole.tokens.shape[1]
+    rest = turn.whole.seconds - turn.first.seconds
+    # In a smoke test the first token may take longer than all of them.
+    cached = name != _REFERENCE and new_tokens > 1 and rest > 0
+    return rest / (new_tokens - 1) if cached else turn.whole.seconds / new_tokens
 
 
 def _agreement(prompts: list[list[int]], ours: np.ndarray, others: np.ndarray, judge: Alone | Here) -> dict[str, float]:
@@ -275,26 +273,12 @@ def _notes(read_megabytes: int) -> list[str]:
 
 def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
     """The table of a case, and lines below it."""
-    rows = [
-        (
-            label,
-            f"{side['tokens_per_second_without_prefill']:.1f}",
-            f"{side['tokens_per_second']:.1f}",
-            milliseconds(side["step_seconds"]),
-            f"{side['times_theirs']:.2f}",
-            "" if side["of_bound"] is None else f"{side['of_bound']:.0%}",
-            f"{side['compile_seconds']:.1f}",
-            megabytes(side),
-        )
-        for label, side in case["sides"].items()
-    ]
-    columns = ("", "tokens/s", "with prompt", "ms/step", "speed", "of bound", "compile s", "MB")
     lines = [f"{name} is absent: {reason}" for name, reason in case["absent"].items()]
     if case["bound_seconds"] is not None:
         lines.append(
             f"bound: {1000 * case['bound_seconds']:.2f} ms/step for {case['weight_bytes'] / 1e6:.1f} MB of weights "
-            f"and {case['cache_bytes'] / 1e6:.1f} MB of cache at {case['memory']['rate'] / 1e9:.1f} GB/s "
-            f"({case['memory']['name']})"
+            f"and {case['cache_bytes'] / 1e6:.1f} MB of cache at "
+            f"{case['bandwidth']['bytes_per_second'] / 1e9:.1f} GB/s ({case['bandwidth']['way']})"
         )
     for other, found in case["agreement"].items():
         line = f"the same tokens as {other}: {found['equal_rows']} of {found['rows']} rows"
@@ -303,7 +287,7 @@ def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
             line += f"; elsewhere the two logits are up to {found['largest_gap']:.1e} apart: {tie}"
         lines.append(line)
     lines.append(f"different tokens in a row: {case['different_tokens']:.1f} on average")
-    return [make_table(name, columns, rows, _OURS), *(f"  {line}" for line in lines)]
+    return [make_table(name, case["sides"], _OURS), *(f"  {line}" for line in lines)]
 
 
 if __name__ == "__main__":

@@ -20,12 +20,9 @@ from benchmarks.session import (
     Session,
     by_turns,
     make_table,
-    milliseconds,
     other_work,
     run_benchmark,
-    show,
     spread,
-    spreads,
 )
 from benchmarks.startup import TINY, time_programs
 from jax_tformer.config.errors import require
@@ -63,23 +60,30 @@ def _measure(session: Session) -> Report:
         by_turns(calls, 1)
         session.say("one process and two, by turns ...")
         turns = by_turns(calls, session.rounds(1 if session.quick else 5))
-    trained = {name: spreads(taken) for name, taken in turns.items()}
+    trained: dict[str, dict[str, Any]] = {
+        name: {
+            "first step s": spread([turn["first_step"] for turn in taken]),
+            "a step ms": spread([turn["step"] for turn in taken], 1000),
+        }
+        for name, taken in turns.items()
+    }
     one, two = trained.values()
-    ratios = {figure: two[figure]["median"] / one[figure]["median"] for figure in one}
+    ratios = {column: two[column]["median"] / one[column]["median"] for column in one}
     session.say("rows of a batch ...")
-    rows = {name: _rows(name, 5 if session.quick else 200) for name in _DATA}
+    made = {name: _rows(name, 5 if session.quick else 200) for name in _DATA}
+    rows = {share: {name: spread(made[name][share], 1000) for name in _DATA} for share in _SHARES}
     share = others.share()
-    figures = {"trained": trained, "two_over_one": ratios, "rows": rows, "other_work": share}
-    together = [[name, show(taken["first_step"]), milliseconds(taken["step"], 1)] for name, taken in trained.items()]
-    together.append(["two / one", *(f"{ratio:.2f}" for ratio in ratios.values())])
-    made = [[part, *(milliseconds(found[part]) for found in rows.values())] for part in _SHARES]
     shown = [
-        make_table("one process and two", ["", "first step s", "a step ms"], together),
-        make_table("rows of a batch, ms", ["", *rows], made),
+        make_table("one process and two", trained | {"two / one": ratios}),
+        make_table("rows of a batch, ms", rows),
         *other_work("all of it", share),
     ]
-    ours = {f"{name}, {figure}": taken[figure] for name, taken in trained.items() for figure in taken}
-    return Report(figures, ours, shown, _NOTES)
+    ours = {
+        f"{name}, {figure}": spread([turn[figure] for turn in taken])
+        for name, taken in turns.items()
+        for figure in taken[0]
+    }
+    return Report({"trained": trained, "two_over_one": ratios, "rows": rows, "other_work": share}, ours, shown, _NOTES)
 
 
 def _train(folder: Path, flags: Sequence[str], count: int) -> dict[str, float]:
@@ -109,7 +113,7 @@ def _train(folder: Path, flags: Sequence[str], count: int) -> dict[str, float]:
     return {"first_step": first, "step": tokens / statistics.median(rates)}
 
 
-def _rows(name: str, batches: int) -> dict[str, dict[str, float]]:
+def _rows(name: str, batches: int) -> dict[str, list[float]]:
     """Share -> the processor's seconds in which the first of so many processes makes its rows of each batch."""
     from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 
@@ -127,7 +131,7 @@ def _rows(name: str, batches: int) -> dict[str, dict[str, float]]:
         made = build_pipeline(experiment.data, training, tokenizer, np.arange(_ROWS // count)).train
         calls[share] = partial(seconds, made, itertools.count())
     by_turns(calls, 1)
-    return {share: spread(taken) for share, taken in by_turns(calls, batches).items()}
+    return by_turns(calls, batches)
 
 
 if __name__ == "__main__":

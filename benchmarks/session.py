@@ -209,9 +209,10 @@ def by_turns(calls: Mapping[str, Callable[[], Any]], rounds: int, *, seconds: fl
     return found
 
 
-def spread(numbers: Sequence[float]) -> dict[str, float]:
-    """Sums up several measurements of one thing: median, low, high."""
-    return {"median": statistics.median(numbers), "low": min(numbers), "high": max(numbers)}
+def spread(numbers: Sequence[float], unit: float = 1.0) -> dict[str, float]:
+    """Sums up several measurements of one thing, times `unit`: median, low, high."""
+    scaled = [unit * number for number in numbers]
+    return {"median": statistics.median(scaled), "low": min(scaled), "high": max(scaled)}
 
 
 def spreads(turns: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]:
@@ -219,38 +220,33 @@ def spreads(turns: Sequence[Mapping[str, float]]) -> dict[str, dict[str, float]]
     return {name: spread([turn[name] for turn in turns]) for name in turns[0]}
 
 
-def peaks(side: Alone | Here) -> dict[str, int | None]:
-    """The most bytes that a side's process has held so far, and those on its accelerator."""
-    return {name: side.call(name) for name in ("peak_memory", "device_memory")}
+def megabytes(side: Alone | Here) -> str:
+    """The most that a side's process has held so far; beside it what was held on its accelerator: "123 + 456"."""
+    held = (side.call(name) for name in ("peak_memory", "device_memory"))
+    return " + ".join(f"{size / 1e6:.0f}" for size in held if size is not None)
 
 
-def make_table(title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], bold: str | None = None) -> Any:
-    """Makes a table: names in the first column, numbers in the others; the row of the name `bold` stands out."""
+def make_table(title: str, rows: Mapping[str, Mapping[str, Any]], bold: str | None = None) -> Any:
+    """Makes a table of rows by name, all with the same columns; the row of the name `bold` stands out."""
     from rich import box
     from rich.table import Table
 
     table = Table(title=title, title_justify="left", box=box.SIMPLE_HEAD, padding=(0, 1, 0, 0))
-    for index, name in enumerate(columns):
-        table.add_column(name, justify="right" if index else "left", no_wrap=not index)
-    for row in rows:
-        table.add_row(*row, style="bold" if row[0] == bold else None)
+    table.add_column("", no_wrap=True)
+    for column in next(iter(rows.values())):
+        table.add_column(column, justify="right")
+    for name, row in rows.items():
+        table.add_row(name, *map(show, row.values()), style="bold" if name == bold else None)
     return table
 
 
-def show(spread: Mapping[str, float], digits: int = 2, unit: float = 1.0) -> str:
-    """Shows a spread as "median (low..high)", times `unit`."""
-    median, low, high = (f"{unit * spread[name]:.{digits}f}" for name in ("median", "low", "high"))
-    return f"{median} ({low}..{high})"
-
-
-def milliseconds(spread: Mapping[str, float], digits: int = 2) -> str:
-    """Shows a spread of seconds in milliseconds."""
-    return show(spread, digits, 1000)
-
-
-def megabytes(side: Mapping[str, Any]) -> str:
-    """Shows the `peaks` of a side: what its process held, and beside it what was held on an accelerator."""
-    return " + ".join(f"{side[name] / 1e6:.0f}" for name in ("peak_memory", "device_memory") if side[name] is not None)
+def show(figure: Any) -> str:
+    """Shows a number with four digits, a spread as "median (low..high)", and None as nothing."""
+    if isinstance(figure, dict):
+        return "{} ({}..{})".format(*(show(figure[name]) for name in ("median", "low", "high")))
+    if isinstance(figure, float):
+        return f"{figure:,.0f}" if figure >= 1000 else f"{figure:.4g}"
+    return "" if figure is None else str(figure)
 
 
 def other_work(name: str, share: float | None) -> list[str]:

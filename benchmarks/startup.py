@@ -67,21 +67,24 @@ def _measure(session: Session) -> Report:
             starts = Starts(Path(folder), session.device, [name, *_SHORT.split(), *flags])
             turns = by_turns({kind: partial(starts.take, kind) for kind in (COLD, WARM, TORCH)}, rounds)
         found[name] = {kind: spreads(taken) for kind, taken in turns.items()}
-    rows = []
-    for name, kinds in found.items():
-        for kind, taken in kinds.items():
-            over_torch = taken["first_step"]["median"] / kinds[TORCH]["first_step"]["median"]
-            whole = "" if kind == TORCH else show(taken["whole"])
-            rows.append([f"{name}, {kind}", show(taken["first_step"]), whole, f"{over_torch:.2f}"])
+    rows = {
+        f"{name}, {kind}": {
+            "first step s": taken["first_step"],
+            "whole command s": None if kind == TORCH else taken["whole"],
+            "times torch": taken["first_step"]["median"] / kinds[TORCH]["first_step"]["median"],
+        }
+        for name, kinds in found.items()
+        for kind, taken in kinds.items()
+    }
     share, tiny = others.share(), ", tiny" if session.quick else ""
     nothing, help_page = (show(alone[name]) for name in small)
     shown = [
         f"\npython train.py --help: {help_page} s; an interpreter that does nothing: {nothing} s",
-        make_table("from the command to the first step", ["", "first step s", "whole command s", "times torch"], rows),
+        make_table("from the command to the first step", rows),
         *other_work("all of it", share),
     ]
     ours = {f"{name}{tiny}, {kind}": found[name][kind]["first_step"] for name in found for kind in (COLD, WARM)}
-    return Report({**alone, "experiments": found, "other_work": share}, ours, shown, _NOTES)
+    return Report({**alone, "starts": rows, "other_work": share}, ours, shown, _NOTES)
 
 
 class Starts:

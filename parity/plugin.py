@@ -10,6 +10,7 @@ before a test asks for the fixture.
 import os
 import sys
 from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -29,32 +30,15 @@ class Parity:
     def __init__(self, note: Callable[[dict[str, Any]], None]) -> None:
         self._note = note
 
-    def check(
-        self,
-        ours: Callable[..., Any],
-        theirs: Any,
-        weights: Any,
-        inputs: Any,
-        *,
-        name: str = "pair",
-        explain: bool = True,
-        **options: Any,
-    ) -> "list[Measured]":
+    def check(self, *arguments: Any, name: str = "pair", **options: Any) -> "list[Measured]":
         """`parity.check_parity`, with the same arguments; raises ParityError where it does.
 
-        Where a gate is red, `parity.first_difference` is asked where the two part, and the end of the run shows it.
+        Where two sides part, the end of the run shows the first place.
         """
         __tracebackhide__ = True
         from parity import check_parity
-        from parity.gates.check import searched
 
-        def search() -> Any:
-            return searched(ours, theirs, weights, inputs, like=options.get("like"), name=name)
-
-        def run() -> "list[Measured]":
-            return check_parity(ours, theirs, weights, inputs, name=name, explain=False, **options)
-
-        return self._require(run, name, search=search if explain else None)
+        return self._require(lambda: check_parity(*arguments, name=name, **options), name)
 
     def tensors(
         self, gate: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], *, name: str = "tensors", **options: Any
@@ -109,11 +93,12 @@ class Parity:
         try:
             figures = run()
         except ParityError as error:
-            found = search() if search else None
-            self._record(name, error.figures, row=row, error=str(error), found=found)
+            found = search() if search else error.difference
+            self._record(name, error.figures, row=row, error=str(error), found="" if found is None else found)
+            error.__notes__ = []  # the end of the run has the answer
             raise error.with_traceback(None) from None
         notes = "\n".join(f"{name}: gate {figure.gate}: {figure.note}" for figure in figures if figure.note)
-        self._record(name, figures, row=row, found=notes or None)
+        self._record(name, figures, row=row, found=notes)
         return figures
 
     def _record(
@@ -123,14 +108,14 @@ class Parity:
         *,
         row: str | None = None,
         error: str | None = None,
-        found: "Difference | str | None" = None,
+        found: "Difference | str" = "",
         fault: Mapping[str, Any] | None = None,
     ) -> None:
         from parity.differ.answer import sendable
 
         rows = [[f.gate, float(f.worst), float(f.bar), f.name] for f in figures]
         about = {"name": name, "row": row, "figures": rows, "fault": fault or {}, "error": error, "device": _device()}
-        self._note(about | sendable("" if found is None else found))
+        self._note(about | sendable(found))
 
 
 def _device() -> str:
@@ -173,19 +158,20 @@ class Reporter:
     """Gathers what the tests measured, and says it at the end."""
 
     def __init__(self, folder: Path | None) -> None:
-        self._folder = folder
-        self._checks: Checks | None = None
+        self._folder, self._noted = folder, False
         self._said: list[str] = []
         """Lines below the table: what was written."""
 
+    @cached_property
+    def _checks(self) -> "Checks":
+        from parity.report.checks import Checks
+
+        return Checks()
+
     def pytest_runtest_logreport(self, report: pytest.TestReport) -> None:
         """Takes in one phase of one test."""
-        noted = any(kind == PROPERTY for kind, _ in report.user_properties)
-        if self._checks is None and noted:
-            from parity.report.checks import Checks
-
-            self._checks = Checks()
-        if self._checks is not None:
+        self._noted = self._noted or any(kind == PROPERTY for kind, _ in report.user_properties)
+        if self._noted:
             self._checks.add(report, PROPERTY)
 
     # First: the terminal's summary, which shows what happens here, is part of the same hook.
@@ -193,11 +179,9 @@ class Reporter:
     def pytest_sessionfinish(self, session: pytest.Session, exitstatus: int) -> None:
         """Writes the report and the summary of the job; a run for which one was not written has not passed."""
         summary = os.environ.get("GITHUB_STEP_SUMMARY")
-        if self._checks is None and self._folder is None:
+        if not self._noted and self._folder is None:
             return
-        from parity.report.checks import Checks
-
-        checks = self._checks = self._checks or Checks()
+        checks = self._checks
         checks.others = session.testsfailed - len(checks.failed)
         checks.interrupted = exitstatus == pytest.ExitCode.INTERRUPTED
         for path, write, said in (
@@ -214,7 +198,7 @@ class Reporter:
 
     def pytest_terminal_summary(self, terminalreporter: Any) -> None:
         """The table, what failed and where the two part."""
-        if self._checks is None:
+        if not self._noted and self._folder is None:
             return
         screen = terminalreporter._tw
         terminalreporter.section("parity")

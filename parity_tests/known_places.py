@@ -103,7 +103,7 @@ _PLACES = {
         f"visible faults.py {_DECODER}",
         "the mask differs at 264 of 972 places: only ours",
     ),
-    "positions off by one": ("position_ids angles sinusoidal", "faults.py position_ids"),
+    "positions off by one": ("position_ids angles sinusoidal", "faults.py position_ids", "where theirs reads"),
     "rotary: interleaved instead of halves": ("rotate", "faults.py"),
     "cross-attention: query and memory swapped": (
         "Linear.__call__",

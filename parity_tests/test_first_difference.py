@@ -160,7 +160,7 @@ def test_an_equal_pair_is_equal(module):
         ("gelu", "jax.nn.gelu(up", "blocks.0", "another activation: GELU (tanh) in ours, GELU (erf) in theirs"),
         ("float32", "active.astype(jnp.float32)", "blocks.0.down", "ours lowers the type here: float64 to float32"),
         ("dropout", "active / 0.9", "blocks.0.down", "ours divides by 0.9 (a dropout of 0.1?)"),
-        ("positions", 'p["positions"]', "positions", None),
+        ("positions", 'p["positions"]', "", "where theirs reads `x = self.embedding(ids) + self.positions("),
     ],
 )
 def test_forward(module, fault, line, module_path, kind):

@@ -58,6 +58,37 @@ def with_branch(m, x, h):
     return (h + branch) * m.norm.weight
 
 
+def two_branches(m, x, h):
+    for _ in range(2):
+        h = torch.tanh(m.up(m.norm(h))) + m.norm(h) + h
+    return h
+
+
+def table(first, second):
+    """Of angles, in two halves that are read apart."""
+    angles = np.arange(6)[:, None] / 10.0 ** np.arange(3)
+    return np.concatenate([first(angles), second(angles)], -1)
+
+
+def turned(p, x, h, first=np.sin):
+    rows = jnp.asarray(table(first, np.cos))[jnp.arange(6)]
+    sines, cosines = jnp.split(rows, 2, axis=-1)
+    return jnp.concatenate([h[:, :3] * sines, h[:, 3:] * cosines], -1)
+
+
+def turned_there(m, x, h):
+    angles = torch.arange(6)[:, None] / 10.0 ** torch.arange(3)
+    sines = angles.sin()
+    return torch.cat([h[:, :3] * sines, h[:, 3:] * angles.cos()], -1)
+
+
+def dead(p, x, h):
+    """What nobody reads agrees with theirs, and says nothing; what is read is not what was computed."""
+    attended = jnp.tanh(normalise(p, h) @ p["up"].T)
+    del attended
+    return normalise(p, h) @ p["down"].T
+
+
 CASES = {
     "an activation more": (lambda p, x, h: jnp.exp(h), same, "ours applies exp here, theirs goes on as without it"),
     "an activation less": (same, lambda m, x, h: F.softplus(h), "theirs applies softplus here, ours goes on as"),
@@ -77,6 +108,17 @@ CASES = {
         lambda p, x, h: h * p["scale"],
         with_branch,
         "theirs adds `branch = torch.tanh(branch * 1.1 + 0.1)`",
+    ),
+    "two branches less": (same, two_branches, "theirs computes `h = torch.tanh(m.up(m.norm(h))) + m.norm(h) + h` here"),
+    "what the layer of the same weight reads": (
+        dead,
+        lambda m, x, h: m.down(torch.tanh(m.up(m.norm(h)))),
+        "theirs computes `lambda m, x, h: m.down(torch.tanh(m.up(m.norm(h)))),` here, ours goes on as without it",
+    ),
+    "a table of cosines for sines": (
+        partial(turned, first=np.cos),
+        turned_there,
+        "[jnp.arange(6)]` where theirs reads `sines = angles.sin()`",
     ),
     "the other sign": (
         lambda p, x, h: jnp.exp(x - h) * h,
@@ -108,6 +150,49 @@ def test_what_agrees_for_one_step_alone_shows_nothing():
     )
     assert found
     assert "without it" not in (found.kind or ""), str(found)
+
+
+def test_a_formula_in_another_arrangement_is_not_taken_for_the_fault_behind_it():
+    """Theirs scales both factors, so that our product has no equal in a right port either."""
+
+    def scaled(p, x, h, by):
+        scores = h @ x
+        return by(scores)
+
+    def scaled_there(m, x, h):
+        return (h / 6**0.25) @ (x / 6**0.25)
+
+    right, wrong = (partial(scaled, by=by) for by in (lambda y: y / 6**0.5, lambda y: 6**0.5 / y))
+    assert not first_difference(partial(ours, right), Module(scaled_there), WEIGHTS, [NUMBERS])
+    found = first_difference(partial(ours, wrong), Module(scaled_there), WEIGHTS, [NUMBERS], backward=False)
+    assert found.ours.source.startswith("right, wrong = "), str(found)
+
+
+def test_what_the_other_side_computes_elsewhere_is_no_place():
+    """Ours returns a row that theirs returns as well, and has no use for another one."""
+
+    class Rows(Module):
+        def forward(self, x):
+            h = self.up(x)
+            return {"first": h[0], "rest": h[1]}
+
+    def rows(p, x):
+        h = x @ p["up"].T
+        return {"first": h[0], "rest": h[0]}
+
+    found = first_difference(rows, Rows(same), WEIGHTS, {"x": NUMBERS}, backward=False)
+    assert found.ours.source == 'return {"first": h[0], "rest": h[0]}', str(found)
+
+
+def test_a_gradient_that_is_cut_behind_an_activation_is_named_where_it_is_cut():
+    def cut(p, x, h):
+        h = jax.lax.stop_gradient(h)
+        h = jnp.tanh(h)
+        return h @ p["up"].T
+
+    found = first_difference(partial(ours, cut), Module(lambda m, x, h: m.up(torch.tanh(h))), WEIGHTS, [NUMBERS])
+    assert found.ours.source == "h = jax.lax.stop_gradient(h)", str(found)
+    assert found.sure
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])

@@ -2,17 +2,14 @@
 
 import json
 
-import jax
 import numpy as np
 import pytest
 
-from jax_tformer.config import IGNORED, StackConfig, TransformerConfig
+from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MaskedTextData, TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.text import text_source
-from jax_tformer.functional import transformer
-from jax_tformer.training.step import evaluation_step
 from tests.test_shards import write_llm_c, write_megatron, write_nanogpt
 
 END, LENGTH = 256, 32
@@ -82,27 +79,6 @@ def test_every_policy_reads_each_document_once(packing, tmp_path):
     assert sum(len(tokens) for tokens, _ in left) < LENGTH
     assert ("mask" in batch) == (packing == "best_fit")
     assert (batch["labels"][batch["segments"] == 0] == IGNORED).all()
-
-
-@pytest.mark.parametrize("packing", ["concatenate", "best_fit", "crop"])
-def test_losses_of_packed_rows_are_those_of_the_pieces_alone(packing, tmp_path):
-    stack = StackConfig(2, 2, 32, positions="learned", max_positions=LENGTH)
-    batch = {name: rows[:4] for name, rows in rows_of(tmp_path, packing)[0].items()}
-    # What stands behind a piece does not matter to it.
-    alone = [
-        {name: np.pad([ids], ((0, 0), (0, LENGTH - len(ids))), constant_values=fill) for name, ids, fill in sides}
-        for row in pieces_of(batch)
-        for piece in row
-        for sides in [zip(("tokens", "labels"), piece, (0, IGNORED), strict=True)]
-    ]
-    with jax.enable_x64(True):
-        net = transformer(TransformerConfig(vocab_size=257, d_model=16, decoder=stack).with_dtype("float64"))
-        params, loss = net.init(jax.random.key(0)), jax.jit(evaluation_step(net))
-        whole = loss(params, batch)
-        np.testing.assert_allclose(whole, np.sum([loss(params, each) for each in alone], axis=0), rtol=1e-12)
-        del batch["segments"]
-        assert abs(loss(params, batch)[0] / whole[0] - 1) > 1e-6
-    assert len(alone) >= 8
 
 
 def test_what_is_packed_is_said(tmp_path):

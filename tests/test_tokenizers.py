@@ -216,7 +216,8 @@ def test_ids_of_pieces_are_those_of_the_whole_text(tricky, size, monkeypatch):
     monkeypatch.setattr(ours, "_PIECE_BYTES", size)
     text = TRICKY.encode()
     assert "".join(Pieces([text])) == TRICKY
-    assert len(list(Pieces([text]))) > 20
+    assert len(pieces := list(Pieces([text]))) > 20
+    assert list(Pieces([text[first : first + 37] for first in range(0, len(text), 37)])) == pieces
     ids = tricky.encode_texts([memoryview(text)], [7])
     assert ids.dtype == np.uint16
     assert ids.tolist() == [7, *backend_ids(tricky, TRICKY)]

@@ -6,6 +6,8 @@ import random
 import subprocess
 import sys
 import time
+import tracemalloc
+from functools import partial
 from hashlib import sha256
 from types import SimpleNamespace
 
@@ -17,7 +19,7 @@ import pytest
 from jax_tformer.cli import tokenize, train
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
-from jax_tformer.data import tokenizing
+from jax_tformer.data import sources, tokenizing
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.terminal import run_program
@@ -32,16 +34,16 @@ TEXTS = [
 PIECES = ["--data.held-out", "0.1", "--data.shard-size", "700"]
 
 
+def open_zst(path, _):
+    return pyarrow.output_stream(str(path), compression="zstd")
+
+
+PACKERS = {gzip.open: ".gz", open_zst: ".zst"}
+
+
 def write_lines(path, texts=TEXTS, opened=open):
-    with opened(path, "wt", encoding="utf-8") as file:
-        file.writelines(json.dumps({"text": text, "id": 1}) + "\n" for text in texts)
-
-
-def write_zst(path):
-    write_lines(path.with_suffix(""))
-    with pyarrow.output_stream(str(path), compression="zstd") as file:
-        file.write(path.with_suffix("").read_bytes())
-    path.with_suffix("").unlink()
+    with opened(path, "wb") as file:
+        file.write("".join(json.dumps({"text": text, "id": 1}) + "\n" for text in texts).encode())
 
 
 def write_parquet(path, column=TEXTS, name="text"):
@@ -50,8 +52,7 @@ def write_parquet(path, column=TEXTS, name="text"):
 
 SOURCES = {
     "a.jsonl": write_lines,
-    "a.jsonl.gz": lambda path: write_lines(path, opened=gzip.open),
-    "a.jsonl.zst": write_zst,
+    **{f"a.jsonl{kind}": partial(write_lines, opened=packer) for packer, kind in PACKERS.items()},
     "a.parquet": write_parquet,
 }
 
@@ -114,11 +115,14 @@ def test_shards_hold_the_ids_of_the_documents_in_their_order(name, folder, capsy
     assert f"{len(wanted[False])} documents" in capsys.readouterr().out
 
 
-def test_folders_and_long_texts(folder):
-    """A long text is encoded in pieces, whose ids are those of the whole."""
+@pytest.mark.parametrize("packer", [open, *PACKERS])
+def test_folders_and_long_texts(packer, folder, monkeypatch):
+    """A long text is read in blocks and encoded in pieces, whose ids are those of the whole, compressed or not."""
+    monkeypatch.setattr(sources, "_BLOCK", 4001)
     (folder / "texts").mkdir()
-    long = " ".join(DRAW.choices(TEXTS, k=2000))
-    (folder / "texts" / "b.txt").write_text(long)
+    long = "\n".join(DRAW.choices(TEXTS, k=2000))
+    with packer(folder / "texts" / f"b.txt{PACKERS.get(packer, '')}", "wb") as file:
+        file.write(("\ufeff" + long).replace("\n", "\r\n").encode())
     (folder / "texts" / "a.md").write_text(TEXTS[0])
     (folder / "texts" / "c.py").write_text("no text")
     run("texts", "texts/*.py", "--out", "shards", *BPE, "--data.held-out", "0")
@@ -126,6 +130,19 @@ def test_folders_and_long_texts(folder):
     wanted = [tokenizer.encode(text).tolist() for text in (TEXTS[0], long, "no text")]
     assert ids_in(folder / "shards", "train")[0] == [id for ids in wanted for id in (tokenizer.start_id, *ids)]
     assert not list((folder / "shards").glob("val*"))
+
+
+def test_the_length_of_a_text_takes_no_memory(folder, monkeypatch):
+    monkeypatch.setattr(sources, "_BLOCK", 2**16)
+    peaks = []
+    for times in (1, 10):
+        (folder / "a.txt").write_text("some words, again and again\n" * 20_000 * times)
+        tracemalloc.start()
+        for _ in tokenizing._groups([folder / "a.txt"], tokenizing.ShardsConfig(), True, lambda size: None):
+            pass
+        peaks.append(tracemalloc.get_traced_memory()[1])
+        tracemalloc.stop()
+    assert peaks[1] < 1.2 * peaks[0] < 10 * 2**16
 
 
 def test_a_vocabulary_beyond_uint16(folder):
@@ -152,8 +169,10 @@ def test_the_shards_are_the_same_for_any_number_of_processes(shards, folder):
 
 SLOWLY = """
 import time
+import tracemalloc
+from functools import partial
 from jax_tformer.cli import tokenize
-from jax_tformer.data import tokenizing
+from jax_tformer.data import sources, tokenizing
 tokenizing._TOGETHER, tokenizing._SAVED_EVERY = 6000, 1
 append = tokenizing._Writer.write
 tokenizing._Writer.write = lambda *given: (time.sleep(0.05), append(*given))

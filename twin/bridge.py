@@ -16,7 +16,7 @@ from jax_tformer.startup import FLOAT64, fusion_emitters
 from jax_tformer.training.step import forward
 from parity.differ.answer import Difference
 from parity.differ.first_difference import difference_of
-from parity.gates.measure import FLOAT64_BAR, Measured, compared, global_norm, worst
+from parity.gates.measure import FLOAT64_BAR, Measured, compared, global_norm, searched, worst
 from parity.gates.pair import Bridge, Result, Tensors
 from torch_ref import Outputs, reference
 from torch_ref.layers import inject
@@ -139,11 +139,9 @@ def identity(models: Pair, batch: Tensors) -> Iterator[Measured]:
 
 
 def where_they_part(models: Bridge, batch: Tensors, name: str) -> Difference | str:
-    """The first difference, or why there is none: a search that breaks must not hide the gate that is red."""
-    try:
-        return difference_of(models, batch, name=name)
-    except Exception as error:
-        return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
+    """The first difference, or why there is none."""
+    found: Difference | str = searched(lambda: difference_of(models, batch, name=name))
+    return found
 
 
 def known_zeros(config: TransformerConfig, gradients: Tensors) -> dict[str, float]:

@@ -36,7 +36,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def green(name: str) -> bool:
     """Prints the worst figure of each gate on a preset, and whether all are within their bars."""
-    from parity.gates.measure import ParityError, worst
+    from parity.gates.measure import ParityError, numbers_lost
     from twin.bridge import Pair, identity, where_they_part
     from twin.cases import CONFIGS, PADDINGS, REGIMES, batch_for, weights_for
 
@@ -48,10 +48,8 @@ def green(name: str) -> bool:
         for seed, (std, padding) in enumerate((std, padding) for std in REGIMES.values() for padding in PADDINGS):
             weights = weights_for(config, std, seed)
             models.load(weights)
-            back = models.back(models.params)
-            lost = worst("9 numbers lost", {key: float((weights[key] != back[key]).sum()) for key in weights}, 0.0)
             batch = batch_for(config, padding, seed)
-            for figure in (lost, *identity(models, batch)):
+            for figure in (numbers_lost(weights, models.back(models.params)), *identity(models, batch)):
                 found[figure.gate] = max(found.get(figure.gate, figure), figure, key=lambda each: each.worst)
                 where = where or ("" if figure.passed else str(where_they_part(models, batch, name)))
     except ParityError as error:

@@ -12,7 +12,7 @@ import statistics
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from multiprocessing.connection import Connection
+from concurrent.futures import ProcessPoolExecutor
 from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
@@ -111,63 +111,40 @@ class Alone:
 
         Returns at once; the first call waits until the side is ready.
         """
-        spawn = multiprocessing.get_context("spawn")
-        self._connection, theirs = spawn.Pipe()
-        self._process = spawn.Process(target=_serve, args=(theirs, kind, arguments), daemon=True)
+        self._process = ProcessPoolExecutor(1, multiprocessing.get_context("spawn"))
         # The new process gets these variables, and ignores Ctrl-C.
         before, handler = dict(os.environ), signal.signal(signal.SIGINT, signal.SIG_IGN)
         os.environ.update(environment)
         try:
-            self._process.start()
+            self._made = self._process.submit(_make, kind, arguments)
         finally:
             os.environ.clear()
             os.environ.update(before)
             signal.signal(signal.SIGINT, handler)
-        theirs.close()
-        self._made = False
 
     def call(self, name: str, *arguments: Any) -> Any:
         """Calls as `Here` does; raises SideFailed for any error of the side."""
-        if not self._made:
-            self._receive()
-            self._made = True
-        self._connection.send((name, arguments))
-        return self._receive()
+        try:
+            self._made.result()
+            return self._process.submit(_call, name, arguments).result()
+        except Exception as error:
+            raise SideFailed(one_line(error)) from error
 
     def close(self) -> None:
-        """Ends the process."""
-        self._connection.close()
-        self._process.join(5)
-        if self._process.is_alive():
-            self._process.kill()
-
-    def _receive(self) -> Any:
-        try:
-            failed, result = self._connection.recv()
-        except (EOFError, ConnectionError) as error:
-            self._process.join(5)
-            raise SideFailed(f"the process ended with status {self._process.exitcode}") from error
-        if failed:
-            raise SideFailed(result)
-        return result
+        """Ends the process, once it has answered."""
+        self._process.shutdown()
 
 
-def _serve(connection: Connection, kind: str, arguments: tuple[Any, ...]) -> None:
-    try:
-        side = Here(kind, *arguments)
-        connection.send((False, None))
-    except Exception as error:
-        connection.send((True, one_line(error)))
-        return
-    while True:
-        try:
-            name, given = connection.recv()
-        except EOFError:
-            return
-        try:
-            connection.send((False, side.call(name, *given)))
-        except Exception as error:
-            connection.send((True, one_line(error)))
+_HERE: list[Here] = []
+"""The side of this process, if `Alone` has started it."""
+
+
+def _make(kind: str, arguments: tuple[Any, ...]) -> None:
+    _HERE.append(Here(kind, *arguments))
+
+
+def _call(name: str, arguments: tuple[Any, ...]) -> Any:
+    return _HERE[0].call(name, *arguments)
 
 
 def one_line(error: Exception) -> str:

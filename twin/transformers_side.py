@@ -1,6 +1,5 @@
 """The model of a Hugging Face folder: its weights, and the same model in `transformers` itself, as a side."""
 
-from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from types import SimpleNamespace
 from typing import Any
@@ -71,15 +70,7 @@ class TransformersSide(TorchSide):
         """Resets the training to `weights`, which are named as torch_ref's."""
         if weights is None:
             raise ValueError("the transformers side starts from given weights only")
-        _, theirs = to_huggingface(self._architecture, self._config, weights)
-        inner: nn.Module = self._model.inner
-        own = inner.state_dict()
-        if unknown := theirs.keys() - own.keys():
-            raise ParityError(f"transformers has no {sorted(unknown)[0]}, which our tables write")
-        with torch.no_grad():
-            for name, array in theirs.items():
-                own[name].copy_(torch.from_numpy(array.astype("float64")).view(own[name].shape))
-        inner.tie_weights()  # type: ignore[operator]
+        load_arrays(self._model.inner, to_huggingface(self._architecture, self._config, weights)[1])
         self._train(seed)
 
     def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
@@ -103,6 +94,17 @@ class TransformersSide(TorchSide):
     def _whole(self) -> AbstractContextManager[object]:
         """In a comparison in float64 nothing is computed in float32, as `transformers` would with some constants."""
         return Float64() if self._config.compute.dtype == "float64" else nullcontext()
+
+
+def load_arrays(model: Any, arrays: Tensors) -> None:
+    """Gives a model of `transformers` its weights; raises ParityError for one that it lacks."""
+    own = model.state_dict()
+    if unknown := arrays.keys() - own.keys():
+        raise ParityError(f"transformers has no {sorted(unknown)[0]}, which our tables write")
+    with torch.no_grad():
+        for name, array in arrays.items():
+            own[name].copy_(torch.from_numpy(array.astype("float64")).view(own[name].shape))
+    model.tie_weights()
 
 
 class _Adapter(nn.Module):
@@ -137,15 +139,12 @@ class _Adapter(nn.Module):
 
     def forward(self, *inputs: Tensor | None) -> Any:
         """(tokens, mask, token types, segments), or (source, target, their masks, their segments) -> logits."""
-        given: Mapping[str, Tensor | None]
+        names: tuple[str, ...] = ("input_ids", "attention_mask", "token_type_ids")
         if len(inputs) > 4:
             names = ("input_ids", "decoder_input_ids", "attention_mask", "decoder_attention_mask")
-            given = dict(zip(names, inputs, strict=False))
-        else:
-            given = dict(zip(("input_ids", "attention_mask", "token_type_ids"), inputs, strict=False))
         arrays = {
             name: array.long() if array.dtype == torch.bool else array
-            for name, array in given.items()
+            for name, array in zip(names, inputs, strict=False)
             if array is not None
         }
         output = self.inner(**arrays)

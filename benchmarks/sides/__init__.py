@@ -30,6 +30,16 @@ class Decoded(NamedTuple):
     """int32 `[B, N]`, the new tokens; of a beam search, the best sequence of each row."""
 
 
+class Turn(NamedTuple):
+    """What a side that trains did in one turn."""
+
+    warm: StepFigures
+    """It finds caches cold and memory handed back, as no step does that follows another."""
+    steps: list[StepFigures]
+    product_rate: float
+    """Floating-point operations a second of a large product."""
+
+
 class Training:
     """A side that trains on one batch, from the weights that all sides get."""
 
@@ -38,14 +48,19 @@ class Training:
         self.device_memory = side.device_memory
         side.start(0, draw_weights(side.shapes()))
 
-    def steps(self, count: int) -> list[StepFigures]:
-        """Makes `count` updates, each waited for; the very first compiles.
+    def first_step(self) -> StepFigures:
+        """Makes the first update, which also compiles."""
+        return self._side.step(self._batch, None)
+
+    def turn(self, steps: int, size: int) -> Turn:
+        """Makes one update to warm up, then so many `steps`; and a product of two squares of this `size`.
 
         On a GPU the memory for PyTorch's activations is handed back afterwards.
         """
-        taken = [self._side.step(self._batch, None) for _ in range(count)]
+        warm, *taken = [self._side.step(self._batch, None) for _ in range(1 + steps)]
+        rate = self._side.product_rate(size)
         free_torch_memory()
-        return taken
+        return Turn(warm, taken, rate)
 
 
 def draw_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:

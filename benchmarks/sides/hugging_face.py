@@ -33,10 +33,11 @@ from jax_tformer.hub.names import reference_shape, slots
 from torch_ref.training import StepMetrics, adamw, tokens_read
 from twin.sides import Tensors
 from twin.torch_side import TorchSide, device_memory, torch_device
+from twin.transformers_side import load_arrays
 
 CacheKind = Literal["dynamic", "static", "static compiled"]
-_TIED = {"lm_head.weight", "cls.predictions.decoder.weight", "cls.predictions.decoder.bias"}
-"""These are saved once, under the name of the embedding."""
+NO_END = {"bos_token_id": None, "eos_token_id": None}
+"""All sides decode as many tokens."""
 
 
 def same_model(config: TransformerConfig) -> Any:
@@ -45,33 +46,21 @@ def same_model(config: TransformerConfig) -> Any:
         gated = config.output_stack.gated
         kind: Any = BertForMaskedLM if config.decoder is None else LlamaForCausalLM if gated else GPT2LMHeadModel
         drawn = draw_weights({name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()})
-        settings, arrays = to_huggingface(kind.__name__, config, drawn)
-        model = kind(kind.config_class(**settings | {"bos_token_id": None, "eos_token_id": None}))
-        given = {name: torch.from_numpy(x) for name, x in arrays.items()}
-        missing, unexpected = model.load_state_dict(given, strict=False)
-        assert set(missing) <= _TIED, missing
-        assert not unexpected, unexpected
+        described, arrays = to_huggingface(kind.__name__, config, drawn)
+        model = kind(kind.config_class(**described | NO_END))
+        load_arrays(model, arrays)
         return model
     torch.manual_seed(0)
-    return BartForConditionalGeneration(
-        BartConfig(
-            vocab_size=config.vocab_size or 0,
-            d_model=config.d_model,
-            encoder_layers=config.encoder.num_layers,
-            decoder_layers=config.decoder.num_layers,
-            encoder_attention_heads=config.encoder.num_heads,
-            decoder_attention_heads=config.decoder.num_heads,
-            encoder_ffn_dim=config.encoder.feedforward_width,
-            decoder_ffn_dim=config.decoder.feedforward_width,
-            activation_function="relu",
-            scale_embedding=True,
-            dropout=config.dropout.residual,
-            bos_token_id=None,
-            eos_token_id=None,
-            forced_eos_token_id=None,
-            decoder_start_token_id=START_ID,
-        )
-    )
+    settings: dict[str, Any] = {
+        "activation_function": "relu",
+        "scale_embedding": True,
+        "dropout": config.dropout.residual,
+    }
+    settings |= {"vocab_size": config.vocab_size, "d_model": config.d_model, "decoder_start_token_id": START_ID}
+    for side, stack in config.stacks.items():
+        settings |= {f"{side}_layers": stack.num_layers, f"{side}_attention_heads": stack.num_heads}
+        settings[f"{side}_ffn_dim"] = stack.feedforward_width
+    return BartForConditionalGeneration(BartConfig(**settings | NO_END, forced_eos_token_id=None))
 
 
 class HuggingFace(TorchSide):

@@ -151,7 +151,7 @@ def train(plan: "TrainPlan", started: float) -> int:
     experiment = dataclasses.replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
     require_same_run(experiment, tokenizer, pipeline.fingerprint, continues=before is not None)
     changes, notes = permitted_changes(before, experiment)
-    batches, largest = pipeline.train_iterator(), abstract_batch(mesh, pipeline.largest or pipeline.evaluation[0])
+    batches, largest = pipeline.train_iterator(), abstract_batch(mesh, pipeline.evaluation[0])
 
     # 4. The model, its optimizer and their step. Whatever does not fit is refused before anything is written.
     net = transformer(fit_to_devices(experiment.model, largest, mesh, training.accumulation))

@@ -239,6 +239,7 @@ _WMT_DATA = PairData(
     source_length=256,
     target_length=256,
     held_out=0.0007,
+    tokens_per_batch=25_000,
     tokenizer=TokenizerConfig("bpe", vocab_size=_WMT_VOCABULARY),
 )
 _WMT = ExperimentConfig(
@@ -295,11 +296,12 @@ EXPERIMENTS: dict[str, Experiment] = {
                 source_length=10,
                 target_length=49,
                 held_out=0.2,
+                tokens_per_batch=2048,
                 tokenizer=TokenizerConfig("words"),
             ),
-            optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=200, weight_decay=0.01),
+            optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=200, weight_decay=0.01),
             training=TrainingConfig(
-                steps=3000, batch_size=64, evaluate_every=1500, evaluate_examples=20910, checkpoint_every=1500
+                steps=2500, batch_size=8, evaluate_every=1250, evaluate_examples=20910, checkpoint_every=1250
             ),
             sample=_GREEDY,
         ),
@@ -315,7 +317,12 @@ EXPERIMENTS: dict[str, Experiment] = {
                 source="modular-addition", context_length=4, held_out=0.75, tokenizer=TokenizerConfig("words")
             ),
             optimizer=OptimizerConfig(
-                learning_rate=1e-3, schedule="constant", warmup_steps=10, beta2=0.98, weight_decay=1.0
+                learning_rate=1e-3,
+                schedule="warmup_stable_decay",
+                warmup_steps=10,
+                final_fraction=0.0,
+                beta2=0.98,
+                weight_decay=1.0,
             ),
             training=TrainingConfig(
                 steps=5000, batch_size=512, evaluate_every=100, checkpoint_every=2000, log_every=100
@@ -441,7 +448,9 @@ EXPERIMENTS: dict[str, Experiment] = {
                 decoder=_IWSLT_STACK,
                 dropout=DropoutConfig(embedding=0.3, residual=0.3),
             ),
-            data=replace(_WMT_DATA, held_out=0.045, tokenizer=TokenizerConfig("bpe", vocab_size=10_000)),
+            data=replace(
+                _WMT_DATA, held_out=0.045, tokens_per_batch=4096, tokenizer=TokenizerConfig("bpe", vocab_size=10_000)
+            ),
             optimizer=replace(_WMT.optimizer, learning_rate=5e-4, eps=1e-8, weight_decay=1e-4),
             training=replace(_WMT.training, steps=50_000),
         ),

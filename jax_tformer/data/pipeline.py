@@ -36,7 +36,7 @@ class Pipeline:
     train: "grain.MapDataset[Batch]"
     """Endless training batches; a batch depends only on its number and the seed."""
     evaluation: list[Batch]
-    """Held-out batches; in rows that fill up the last one, all labels are IGNORED."""
+    """Held-out batches, the longest first; in rows that fill up the last of a shape, all labels are IGNORED."""
     fingerprint: str
     """A hash of all that decides the batches; a run continues only with the same fingerprint."""
     bytes_per_token: float | None = None
@@ -47,8 +47,6 @@ class Pipeline:
     """Notes for the user about the data, a line each."""
     seen: list[Batch] | None = None
     """Training items, whose right answers are counted beside those of held-out ones; None: neither are."""
-    largest: Batch | None = None
-    """A training batch of the largest shape, if there are several shapes; the step is compiled for each."""
     epochs: Callable[[int], dict[str, float]] = lambda steps: {}
     """How often each of several sources was read after so many steps, by name."""
 
@@ -91,7 +89,6 @@ def build_pipeline(
         for part, _ in parts
     ]
     source = made[0] if len(made) == 1 else _mix(parts, made)
-    trained = on_training_items(source)
 
     def epochs(steps: int) -> dict[str, float]:
         (size, mixed, _), shares = source.shapes[0], sum(share for _, share in parts)
@@ -105,8 +102,9 @@ def build_pipeline(
         bytes_per_token=source.bytes_per_token,
         examples=source.examples,
         notes=source.notes,
-        seen=evaluation_batches(trained, training, rows) if data.source == "modular-addition" else None,
-        largest=evaluation_batches(trained, replace(training, evaluate_batches=1), rows)[0],
+        seen=evaluation_batches(on_training_items(source), training, rows)
+        if data.source == "modular-addition"
+        else None,
         epochs=epochs if len(made) > 1 else Pipeline.epochs,
     )
 

@@ -31,8 +31,7 @@ from jax_tformer.files import user_path
 
 T = TypeVar("T")
 D = TypeVar("D", bound=TextData | PairData)
-_NUMBER = r"[0-9]+\.?[0-9]*|\.[0-9]+"
-_WEIGHTS = re.compile(rf"=({_NUMBER})(,|$)")
+_WEIGHTED = re.compile(r"([^,]+)=(\d+\.?\d*|\.\d+)(?:,|$)")
 _ROWS = 10_000
 """Rows of which each source of a mixture has a fixed share."""
 _TEXTS = (".txt", ".md", ".rst", ".jsonl")
@@ -58,22 +57,21 @@ def sources_of(data: D) -> list[tuple[D, int]]:
 
     Raises InputError unless all have weights above 0, if one has too little, or is named twice.
     """
-    path = data.path
-    if path is None or not _WEIGHTS.search(path) or user_path(path).exists():
+    path = data.path or ""
+    named = _WEIGHTED.findall(path)
+    if not named or user_path(path).exists():
         return [(data, _ROWS)]
-    named, weights = zip(*(part.rpartition("=")[::2] for part in path.split(",")), strict=True)
-    good = all(re.fullmatch(_NUMBER, weight) for weight in weights) and all(named) and len({*named}) == len(named)
-    total = sum(map(float, weights)) if good else 0
-    shares = [round(_ROWS * float(weight) / total) for weight in weights] if total else [0]
+    total = sum(float(weight) for _, weight in named) or 1
+    shares = {name: round(_ROWS * float(weight) / total) for name, weight in named}
     require(
-        min(shares) > 0,
+        ",".join(map("=".join, named)) == path and len(shares) == len(named) and min(shares.values()) > 0,
         f"--data.path is {path!r}; expected sources with weights, such as A=0.7,B=0.3: each once, and each weight at "
         f"least 1/{_ROWS:,} of their sum",
     )
     if isinstance(data, PairData):
         told = "give a .tsv or .jsonl file of each source, and no --data.target-path or --data.tokens-per-batch"
         require(data.target_path is None and data.tokens_per_batch is None, f"--data.path is {path!r}; {told}")
-    return [(replace(data, path=name), share) for name, share in zip(named, shares, strict=True)]
+    return [(replace(data, path=name), share) for name, share in shares.items()]
 
 
 def check_files(data: TextData | PairData) -> None:
@@ -227,16 +225,22 @@ def _read_parquet(path: Path, column: str) -> Iterator[str | None]:
         raise InputError(f"{path} is damaged ({' '.join(str(error).split())}); restore it; then go on") from error
 
 
+def _named(path: str) -> list[Path]:
+    """Returns what a pattern or path names, which need not be there."""
+    place = user_path(path)
+    return sorted(map(Path, glob.glob(str(place), recursive=True))) if _is_pattern(path) else [place]
+
+
+def _is_pattern(path: str) -> bool:
+    return glob.has_magic(path) and not user_path(path).exists()
+
+
 def shard_files(data: TextData) -> list[Path]:
     """Finds the files of ids (.bin) that `data.path` names; none if it names text."""
     if data.source != "files" or data.path is None:
         return []
     place = user_path(data.path)
-    if place.is_dir():
-        return sorted(place.glob("*.bin"))
-    if glob.has_magic(data.path) and not place.exists():
-        return sorted(Path(file) for file in glob.glob(str(place), recursive=True) if file.endswith(".bin"))
-    return [place] if place.suffix == ".bin" else []
+    return sorted(file for file in (place.iterdir() if place.is_dir() else _named(data.path)) if file.suffix == ".bin")
 
 
 def text_files(data: TextData) -> list[Path]:
@@ -244,33 +248,31 @@ def text_files(data: TextData) -> list[Path]:
 
     Raises InputError if there are none, or for one .json or .csv file.
     """
-    path = data.path
-    if path is None:
-        raise InputError(
-            "no text was named; give --data.path a text file, a folder of them, a glob or JSON lines with a text field"
-        )
+    path = data.path or ""
+    require(
+        bool(path),
+        "no text was named; give --data.path a text file, a folder of them, a glob or JSON lines with a text field",
+    )
     place = user_path(path)
     if place.is_dir():
-        files = sorted(file for file in place.rglob("*") if file.name.lower().endswith(KINDS) and file.is_file())
-        if not files:
-            others = Counter(file.suffix for file in place.rglob("*.*") if file.is_file())
-            most = others.most_common(1)[0][0] if others else ".log"
-            raise InputError(
-                f"{path} is a folder without {', '.join(_TEXTS)} or .parquet files; expected at least one; "
-                f"other kinds of text are named by a pattern: '{path}/**/*{most}'"
-            )
-        return files
-    if glob.has_magic(path) and not place.exists():
-        files = sorted(file for file in map(Path, glob.glob(str(place), recursive=True)) if file.is_file())
-        if not files:
-            raise InputError(f"{path} matches no file; expected at least one; check the pattern")
-        return files
+        inside = [file for file in sorted(place.rglob("*")) if file.is_file()]
+        found = [file for file in inside if file.name.lower().endswith(KINDS)]
+        others = Counter(file.suffix for file in inside if file.suffix)
+        most = others.most_common(1)[0][0] if others else ".log"
+        require(
+            bool(found),
+            f"{path} is a folder without {', '.join(_TEXTS)} or .parquet files; expected at least one; "
+            f"other kinds of text are named by a pattern: '{path}/**/*{most}'",
+        )
+        return found
+    found = [file for file in _named(path) if file.is_file() or not _is_pattern(path)]
+    require(bool(found), f"{path} matches no file; expected at least one; check the pattern")
     require(
-        not place.is_file() or place.suffix.lower() not in TABLES,
+        _is_pattern(path) or not place.is_file() or place.suffix.lower() not in TABLES,
         f"{path} would be read with all its quotes and commas; expected text, or .jsonl with a text field in every "
         "line; convert it, or name a copy .txt to train on it as it is",
     )
-    return [place]
+    return found
 
 
 class Text(NamedTuple):

@@ -10,13 +10,12 @@ import numpy as np
 
 from parity.capsule.files import CapsuleReader
 from parity.capsule.followed import unpacked
-from parity.capsule.record import NARROW, About, from_float64, is_module, side_of
+from parity.capsule.record import About, from_float64, is_module, side_of
 from parity.differ.answer import Difference
 from parity.differ.explanation import explain_outputs
 from parity.differ.weights import inverted
 from parity.gates.measure import (
-    BFLOAT16,
-    FLOAT32,
+    NARROW,
     Measured,
     ParityError,
     compared,
@@ -26,6 +25,7 @@ from parity.gates.measure import (
     require_gates,
     require_same_names,
     run_gates,
+    searched,
     zero_scales,
 )
 from parity.gates.projection import Inputs, Tensors, Values
@@ -103,15 +103,14 @@ class Trial:
         self._held = reader.read("weights")
         inside = reader.read("inputs")
         given = _of(inside, "input ")
-        inputs = Inputs.read(given if about.by_name else list(given.values()))
         self._known = _of(inside, "projection ")
-        self._convert(side, weights, params, inputs)
-        self._require_weights(by_name=weights is None)
-        self._weights = self._back(self.side.weights) if own_weights else self._held
+        self._convert(side, weights, params, Inputs.read(given if about.by_name else list(given.values())))
+        reached = self._back(self.side.weights)
+        self._require_weights(reached, by_name=weights is None)
+        self._weights = reached if own_weights else self._held
         self._judged_is_ours = self.side.framework == "jax" or about.framework == self.side.framework
         moving = {
-            key: np.broadcast_to(np.array(key in self.side.trained), array.shape)
-            for key, array in self.side.weights.items()
+            key: np.broadcast_to(key in self.side.trained, array.shape) for key, array in self.side.weights.items()
         }
         trained = self._back(moving)
         self._trained = [key for key in about.trained if trained[key].all()]
@@ -122,23 +121,25 @@ class Trial:
     def _convert(self, side: Any, weights: WeightMap | None, params: Any, inputs: Inputs) -> None:
         """Finds the `side`, and how weights go `_there`, into its names and axes, and `_back` into the capsule's."""
         framework, here = "torch" if is_module(side) else "jax", self._about.framework
-        made = side_of(side, params, inputs) if framework == "torch" else None
-        if made is None and self._own and params is None:
+        if framework == "jax" and self._own and params is None:
             raise ParityError("own_weights needs params, which are the function's own weights")
-        self._there: Callable[[Tensors], Tensors] = dict
-        self._back: Callable[[Tensors], Tensors] = lambda tensors: {k: x for k, x in tensors.items() if k in self._held}
-        self._held_by = inverted({key: [key] for key in self._held})
         if weights is None and framework != here:
             raise ParityError(
                 f"the capsule holds a side of {here}, and this one is of {framework}; "
                 "weights has to say which of the module's numbers each of our parameters holds"
             )
-        if weights is not None and made is not None and here == "jax":
-            mapping = Weights(weights, made.weights, optional=made.buffers)
-            self._there, self._back, self._held_by = mapping.tensors, mapping.flat, inverted(mapping.ours_to_theirs)
-        elif weights is not None:
-            mapping = Weights(weights, self._held, like=params, optional=self._about.buffers)
-            self._there, self._back, self._held_by = mapping.flat, mapping.tensors, inverted(mapping.ours_to_theirs)
+        made = side_of(side, params, inputs) if framework == "torch" else None
+        self._there: Callable[[Tensors], Tensors] = dict
+        self._back: Callable[[Tensors], Tensors] = lambda tensors: {k: x for k, x in tensors.items() if k in self._held}
+        self._held_by = inverted({key: [key] for key in self._held})
+        if weights is not None:
+            if made is not None and here == "jax":
+                mapping = Weights(weights, made.weights, optional=made.buffers)
+                self._there, self._back = mapping.tensors, mapping.flat
+            else:
+                mapping = Weights(weights, self._held, like=params, optional=self._about.buffers)
+                self._there, self._back = mapping.flat, mapping.tensors
+            self._held_by = inverted(mapping.ours_to_theirs)
         if made is None:
             flat = self._there(self._held)
             given = params if self._own else nested(flat) if params is None else replaced(params, flat)
@@ -151,7 +152,7 @@ class Trial:
             return numbers_lost(self._weights if self._own else self._back(self._there(self._held)), self._held)
         if gate in NARROW:
             self.__dict__.pop("_found", None)  # two copies of all weights that are not needed any more
-            return self._quality(gate, NARROW[gate])
+            return self._quality(gate)
         recorded, found = self._recorded("float64"), self._found
         if gate == "1":
             figure = compared("1 activations", *self._in_order(found.outputs, recorded.outputs))
@@ -163,32 +164,31 @@ class Trial:
         """Where the two part, by the values that were recorded; a sentence where that is not found."""
         if "values" not in self._reader.tensors:
             return "where they part is not known: the capsule is older, or its side could not be run step by step"
-        try:
-            judged = self.side.followed(self._given(self._weights))
-            ours, theirs = self._in_order(judged, unpacked(self._reader.read("values")))
-            ours.side, theirs.side = "ours", "theirs"
-            found = explain_outputs(ours, theirs, self._held_by, name)
-        except Exception as error:
-            return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
-        if self.side.framework == self._about.framework:
-            found = replace(found, sides=("this side", "the capsule"))
+        found: Any = searched(lambda: self._search(name))
         return found or replace(found, rounded=tuple(map(str, red.figures[-1:])))
+
+    def _search(self, name: str) -> Difference:
+        judged = self.side.followed(self._given(self._weights))
+        ours, theirs = self._in_order(judged, unpacked(self._reader.read("values")))
+        ours.side, theirs.side = "ours", "theirs"
+        found = explain_outputs(ours, theirs, self._held_by, name)
+        same = self.side.framework == self._about.framework
+        return replace(found, sides=("this side", "the capsule")) if same else found
 
     def _given(self, weights: Tensors) -> Tensors:
         """Weights by the names of the capsule as those of the side."""
         return {key: array for key, array in self._there(weights).items() if key in self.side.weights}
 
-    def _require_weights(self, *, by_name: bool) -> None:
+    def _require_weights(self, reached: Tensors, *, by_name: bool) -> None:
         """That every trained weight of the capsule has its place in the side, and the same shape there."""
-        reached = self._back(self.side.weights)
         there = self._there(self._held)
-        missing = [key for key in self._about.trained if key not in reached]
-        more = sorted(there.keys() - self.side.weights.keys() - set(self._about.buffers))
+        missing = {key for key in self._about.trained if key not in reached}
+        missing |= there.keys() - self.side.weights.keys() - {*self._about.buffers}
         unset = sorted(self.side.trained - there.keys()) if by_name else []
-        if missing or more or unset:
+        if missing or unset:
             raise ParityError(
-                f"the weights of the capsule do not fit: the side lacks {sorted({*missing, *more})}, and the capsule "
-                f"has nothing for {unset}"
+                f"the weights of the capsule do not fit: the side lacks {sorted(missing)}, and the capsule has nothing "
+                f"for {unset}"
             )
         for key, array in reached.items():
             if array.shape != self._held[key].shape:
@@ -198,14 +198,14 @@ class Trial:
     def _run(self, weights: Tensors, dtype: str, held_by: str, known: Tensors) -> Values:
         """The side on weights by the names of the capsule, with the gradients of what both train by those names."""
         values = self.side.run(self._given(weights), dtype, held_by, known).converted(self.side.weights, self._back)
-        return Values(values.outputs, {key: values.gradients[key] for key in self._trained})
+        return replace(values, gradients={key: values.gradients[key] for key in self._trained})
 
     @cached_property
     def _found(self) -> Values:
         return self._run(self._weights, "float64", "float64", self._known)
 
-    def _quality(self, gate: str, dtype: str) -> Measured:
-        allowed = FLOAT32 if dtype == "float32" else BFLOAT16
+    def _quality(self, gate: str) -> Measured:
+        dtype, allowed = NARROW[gate]
         recorded, before = self._recorded(dtype).floating(), self._about.distances[dtype]
         first, errors = from_float64(self._run, self._weights, dtype, self._known, self._zero)
         found = first.floating()

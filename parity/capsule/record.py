@@ -21,7 +21,7 @@ import numpy as np
 
 from parity.capsule.files import CapsuleReader, DamageError, new_capsule
 from parity.capsule.followed import packed
-from parity.gates.measure import SAMPLES, ParityError, relative_error, require_gates, zero_scales
+from parity.gates.measure import NARROW, SAMPLES, ParityError, relative_error, require_gates, zero_scales
 from parity.gates.projection import RECIPE, Inputs, Tensors, Values, projection, rounded, varied
 from parity.gates.pytrees import is_floating
 
@@ -33,7 +33,6 @@ if TYPE_CHECKING:
 
 GATES = ("9", "1", "2", "3", "4")
 """Of a capsule; the others need both sides at once."""
-NARROW = {"3": "float32", "4": "bfloat16"}
 
 
 @dataclass(frozen=True)
@@ -63,7 +62,7 @@ class About:
                 raise DamageError(f"its side is {about.framework!r}, for the gates {list(about.gates)}")
             if not {*about.trained, *about.buffers, *about.zero_gradients} <= capsule.tensors["weights"].keys():
                 raise DamageError("capsule.json names weights that are not there")
-            for part in ("float64", *(NARROW[gate] for gate in about.gates if gate in NARROW)):
+            for part in ("float64", *(dtype for gate, (dtype, _) in NARROW.items() if gate in about.gates)):
                 tensors = capsule.tensors[part]
                 outputs = {name for name in tensors if name.startswith("output ")}
                 if not outputs or tensors.keys() - outputs != {f"gradient {name}" for name in about.trained}:
@@ -121,8 +120,8 @@ def record(
         writer.add("inputs", inside | {f"projection {key}": array for key, array in known.items()})
         writer.add("float64", exact.named())
         del exact
-        for gate in gates:
-            if dtype := NARROW.get(gate):
+        for gate, (dtype, _) in NARROW.items():
+            if gate in gates:
                 first, errors = from_float64(one.run, one.weights, dtype, known, zero_gradients)
                 writer.add(dtype, first.named())
                 distances[dtype] = {

@@ -54,19 +54,22 @@ class Start:
         return found
 
     @cached_property
-    def joins(self) -> list[int]:
-        """The unmatched values that follow from the start and are made of something agreed as well, of their size: the
-        ends of branches, as where a residual is added."""
-        values, seen, found = self.values, {self.number}, list[int]()
+    def branches(self) -> list[tuple[int, int]]:
+        """(end, what it is added to) of branches that follow from the start, as where a residual is added: something
+        agreed of the size of the sum, or what the branch before it is added to. The first few, and the last."""
+        values, seen, ends = self.values, {self.number}, dict[int, int]()
         for k in range(self.number + 1, min(self.number + REACH, len(values.rows))):
             row = values.rows[k]
             if k in values.equal or row.backward or seen.isdisjoint(row.inputs):
                 continue
             seen.add(k)
-            agreed = [i for i in row.inputs if i in values.equal and values.rows[i].data]
-            if any(values.rows[i].shape == row.shape and values.leaf(i) is None for i in agreed):
-                found.append(k)
-        return found[:_JOINS]
+            for i in row.inputs:
+                agreed = i in values.equal and values.rows[i].data and values.leaf(i) is None
+                added = i in ends and "add" in row.operation and all(values.leaf(j) is None for j in row.inputs)
+                if values.rows[i].shape == row.shape and (agreed or added):
+                    ends[k] = ends.get(i, i)
+        found = list(ends.items())
+        return found[:_JOINS] + found[_JOINS:][-1:]
 
 
 def shared(ours: Start, theirs: Start) -> list[tuple[int, int]]:
@@ -93,13 +96,25 @@ _FAMILIES = (
 
 def are_counterparts(ours: Start, theirs: Start) -> bool:
     """Whether two starts do the same: operations of one kind, or of the same values. Whole numbers never tell, because
-    each side may choose, sort and mask in its own way."""
+    each side may choose, sort and mask in its own way; nor does what is done with another weight."""
     rows = ours.row, theirs.row
     if any(is_whole(row.dtype) for row in rows):
         return False
     names = [re.sub(r"^(aten|prims)\.|_?$", "", row.operation) for row in rows]
-    alike = any(all(re.fullmatch(family, name) for name in names) for family in _FAMILIES)
-    return alike or names[0] == names[1] or ours.values.equals(ours.agreed) >= set(theirs.agreed) != set()
+    weights = [
+        {i for i in side.agreed if i in side.values.equal and side.values.parameter(i)} for side in (ours, theirs)
+    ]
+    if all(weights) and ours.values.equals(weights[0]).isdisjoint(weights[1]):
+        return False  # layers that have nothing to do with each other may read the same
+    alike = names[0] == names[1] or any(all(re.fullmatch(family, name) for name in names) for family in _FAMILIES)
+    return alike or ours.values.equals(ours.agreed) >= set(theirs.agreed) != set()
+
+
+def read_the_same(ours: Start, theirs: Start) -> bool:
+    """Whether every agreed value that one of them reads has an equal among those of the other."""
+    read = set(theirs.agreed)
+    mine = all(not read.isdisjoint(ours.values.equal.get(i, ())) for i in ours.agreed)
+    return mine and ours.values.equals(ours.agreed) >= read
 
 
 def match(ours: Values, theirs: Values, bar: float = BAR) -> None:
@@ -251,7 +266,7 @@ def made_of(array: np.ndarray, other_side: Index) -> list[int]:
     """The values of the other side that, put together along one axis, have the numbers of `array`; else nothing."""
     if array.ndim == 0 or array.size > _LARGEST:
         return []
-    for parts in _splits(array):
+    for parts in splits(array):
         found = []
         for part in parts:
             features, _ = fingerprint(part, depends_on_data=True)
@@ -264,7 +279,8 @@ def made_of(array: np.ndarray, other_side: Index) -> list[int]:
     return []
 
 
-def _splits(array: np.ndarray) -> Iterator[list[np.ndarray]]:
+def splits(array: np.ndarray) -> Iterator[list[np.ndarray]]:
+    """An array in equal parts along one of its axes, in every way with few of them."""
     for axis, size in enumerate(array.shape):
         for count in range(2, min(size, _MOST) + 1):
             if size % count == 0 and array.size // count >= 3:

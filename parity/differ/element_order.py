@@ -21,7 +21,7 @@ def in_our_layout(ours: np.ndarray, theirs: np.ndarray, bar: float = _CLOSE) -> 
     Axes may be in another order, merged or split. Arrays of different sizes have no common layout.
     """
     best, least = None, np.inf
-    for candidate in _layouts(ours, theirs):
+    for candidate in layouts(ours, theirs):
         difference = float(np.abs(finite(ours) - finite(candidate)).mean()) if ours.size else 0.0
         if difference < least:
             best, least = candidate, difference
@@ -57,7 +57,8 @@ def without_copies(array: np.ndarray) -> np.ndarray:
     return array
 
 
-def _layouts(ours: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:
+def layouts(ours: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:
+    """Their array in our shape: its axes in every order, split, or merged where they lie apart in ours."""
     if ours.size != theirs.size:
         return []
     here, there = ours.squeeze(), theirs.squeeze()
@@ -145,7 +146,7 @@ def swapped_blocks(ours: np.ndarray, theirs: np.ndarray) -> str | None:
     """Says along which of our axes whole parts of `theirs` are in another order, as where two heads are swapped."""
     best = in_our_layout(ours, theirs, bar=0.0)
     candidates = [best] if best is not None else []
-    candidates += [candidate for candidate in _layouts(ours, theirs) if candidate.shape == ours.shape]
+    candidates += [candidate for candidate in layouts(ours, theirs) if candidate.shape == ours.shape]
     close = _CLOSE * float(np.abs(ours).max() + 1e-300)
     for candidate in candidates:
         for axis, size in enumerate(ours.shape):

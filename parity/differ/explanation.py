@@ -16,6 +16,7 @@ from parity.differ.alignment import (
     match,
     paired,
     paired_backward,
+    read_the_same,
     shared,
     starts,
 )
@@ -25,7 +26,7 @@ from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
 from parity.differ.row_sets import RowIndex, is_routed
-from parity.differ.substitution import experiment
+from parity.differ.substitution import WAYS, experiment, of_same_weight, repaired
 from parity.differ.values import Site, Value, Values
 from parity.differ.weights import Held, error_of, other_weights, read_by_both
 from parity.gates.measure import ParityError
@@ -111,16 +112,20 @@ def explain(
         said = f": {origin.said}" if origin.said else ""
         order = f"the same numbers in another order{said}"
         if ours.rows[i].kind == "operation":
-            return Difference(stage, _made(ours, i), _made(theirs, j), (), order, True, True, **about)
+            return Difference(stage, ours.made(i), theirs.made(j), (), order, True, True, **about)
         weights = (f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name} in another order{said}",)
-        places = _made(ours, first.number), _made(theirs, second.number)
+        places = ours.made(first.number), theirs.made(second.number)
         return Difference("parameters", *places, (), order, True, True, weights, **about)
     hidden = f"{first.row.operation} in JAX" in ours.opaque
     wrong, code = read_by_both(first, second, held_by) if together and not hidden else (None, False)
+    if wrong and stage == "forward" and experiment(sides, first, second, (here, there), (of_same_weight,)):
+        wrong = None  # it is what is multiplied by the weight that is another
     agreed = tuple((ours.site(i), theirs.site(j)) for i, j in shared(first, second))
     if wrong is None and stage != "backward" and not hidden and not grown:
         what = kind(first, second) if together and not origin.exchanged else None
-        found = None if what else experiment(sides, first, second, (here, there), exchanged=origin.exchanged)
+        found = (
+            None if what else experiment(sides, first, second, (here, there), WAYS[: -1 if origin.exchanged else None])
+        )
         if found:
             return Difference(stage, found.ours, found.theirs, agreed, found.said, True, True, **about)
     if origin.exchanged and wrong is None:
@@ -136,6 +141,13 @@ def explain(
         # The table that one of them reads may be read by another start of the other side.
         first, second = _reading_constants(first, here), _reading_constants(second, there)
     places, sure = _places(first, second), together and (bool(what) or are_counterparts(first, second))
+    if sure and not what and stage == "forward" and first.row.again and second.row.again:
+        # A formula may be arranged in another way until some line: nothing behind that line may be wrong.
+        sure = len(here) > 1 and read_the_same(first, second)
+        mended = repaired(first, second) if len(here) == 1 else None
+        if mended is not None and not is_routed(ours, mended[0]):
+            sure = not first.constants and ours.site(mended[0]).line == places[0].line
+            places = ours.site(mended[0]), theirs.site(mended[1])
     sure = sure and not grown and (bool(what) or not hidden)
     return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)
 
@@ -221,26 +233,11 @@ def _reading_constants(start: Start, others: Sequence[Start]) -> Start:
 def _places(first: Start, second: Start) -> tuple[Site, Site]:
     """Both sites; those of constants without an equal, where both sides read some."""
     if first.constants and second.constants:
-        return _made(first.values, first.constants[0]), _made(second.values, second.constants[0])
+        return first.values.made(first.constants[0]), second.values.made(second.constants[0])
     if all(start.values.copies(start.number) for start in (first, second)):
         # Each takes other parts of what both read.
         return first.values.site(first.number), second.values.site(second.number)
-    return _shown(first), _shown(second)
-
-
-def _made(values: Values, number: int) -> Site:
-    """The place of a value; of one that was given, where it is read first."""
-    while values.rows[number].kind != "operation" and (after := values.readers(number)):
-        number = after[0]
-    return values.site(number)
-
-
-def _shown(start: Start) -> Site:
-    """The place of a start; a slice or a view shows nothing: what is made of it."""
-    values, number = start.values, start.number
-    while values.copies(number) and (after := values.readers(number)):
-        number = after[0]
-    return values.site(number)
+    return first.values.shown(first.number), second.values.shown(second.number)
 
 
 def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str, Any]) -> Difference:
@@ -261,10 +258,11 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
         if cut:
             said = f"{said}: it is detached"
         elif _hands_back(other, around, row.shape):
-            said, sure = None, False
+            said = None
+        sure = bool(cut)
     pairs = [(i, j) for i in start.agreed for j in values.equal.get(i, ())[:1]]
     if site is None and pairs:
-        site = other.site(pairs[0][1])
+        site = other.site(_going_on(other, pairs[0][1]))
     sites: list[tuple[Site | None, Site | None]] = [
         (values.site(start.number), site),
         *((values.site(i), other.site(j)) for i, j in pairs),
@@ -275,26 +273,35 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
     return Difference(stage, *sites[0], agreed, said, sure and bool(site and site.source), False, **about)
 
 
+def _going_on(values: Values, number: int) -> int:
+    """The first operation that makes something of a value that is returned; the value itself, where it is returned."""
+    live = values.live()
+    return next((k for k in values.readers(number) if k in live), number)
+
+
 def _around(values: Values, numbers: Sequence[int]) -> set[int]:
-    """These values and what they were made of, through the whole of a line: a product and the sum it is part of."""
+    """These values and what they were made of, through the whole of a line, as a product and the sum it is part of are,
+    and through all that this side hands no gradient back to."""
+    handed = {row.forward for row in values.rows if row.backward}
     around, todo = set(numbers), list(numbers)
     while todo:
-        row = values.rows[todo.pop()]
+        number = todo.pop()
+        row = values.rows[number]
         before = set(row.inputs) - around
         around |= before
-        todo += [k for k in before if row.place.file and values.rows[k].place == row.place]
+        todo += [k for k in before if (row.place.file and values.rows[k].place == row.place) or k not in handed]
     return around
 
 
 def _cuts(values: Values, around: Collection[int]) -> list[int]:
-    """Where a gradient is stopped: among these values or next after them.
+    """Where a gradient is stopped: among these values or next after them, the last first.
 
     What autograd saves is detached as well; nothing on the way forward is made of that.
     """
     read = {k for row in values.rows if not row.backward for k in row.inputs}
     return [
         k
-        for k, row in enumerate(values.rows)
+        for k, row in reversed(list(enumerate(values.rows)))
         if re.search("stop_grad|detach", row.operation) and k in read and not {k, *row.inputs}.isdisjoint(around)
     ]
 

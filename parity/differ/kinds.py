@@ -91,7 +91,7 @@ def _mask(ours: Start, theirs: Start) -> str | None:
     if differing is None or any(apart is not None and not apart.any() for apart in found):
         return None
     place = tuple(int(k) for k in np.argwhere(differing)[0])
-    only = "ours" if here[0][place] else "theirs"
+    only = "ours" if _masked(here[0])[place] else "theirs"
     return (
         f"the mask differs at {int(differing.sum())} of {differing.size} places: only {only} masks key {place[-1]} "
         f"from query {place[-2]}, for example"
@@ -99,20 +99,21 @@ def _mask(ours: Start, theirs: Start) -> str | None:
 
 
 def _masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
-    """Which places only one of two masks has; None for masks of different sizes."""
-    moved = in_our_layout(mine.astype(float), their.astype(float))
-    return None if moved is None else (moved > 0.5) ^ mine
+    """Which places only one of two arrays masks, in the layout in which the rest agrees; None for other sizes."""
+    moved = in_our_layout(mine, their)
+    return None if moved is None else _masked(moved) ^ _masked(mine)
+
+
+def _masked(array: np.ndarray) -> np.ndarray:
+    """Where a mask's "minus infinity" is."""
+    with np.errstate(invalid="ignore"):
+        return np.asarray(~(array > -1e30))
 
 
 def _masks(side: Start, near: Sequence[int]) -> list[np.ndarray]:
-    """Which places each of these values masks that has a mask's "minus infinity"; a side may mask in several steps."""
-    found = []
-    for i in near:
-        array = side.values.array(i) if len(side.values.rows[i].shape) >= 2 else None
-        with np.errstate(invalid="ignore"):
-            if array is not None and (closed := ~(array > -1e30)).any():
-                found.append(closed)
-    return found
+    """Each of these values that masks something; a side may mask in several steps."""
+    arrays = [side.values.array(i) for i in near if len(side.values.rows[i].shape) >= 2]
+    return [array for array in arrays if array is not None and _masked(array).any()]
 
 
 def _goes_on_without(ours: Values, theirs: Values, number: int, factor: float) -> bool:

@@ -1,29 +1,31 @@
 """Experiments: whether one side, given other numbers in the place of a value, goes on as the other side does.
 
 What agrees says where two sides part; an experiment says what they do differently there. One side is run on from the
-place as if it had left a step out, had read another value or the same one with its axes exchanged, or had the other
-sign. Where it then computes what the other side computes, and did not before, that was the difference.
+place as if it had left a step out, had read another value, another table or the same one with its axes exchanged, or
+had the other sign. Where it then computes what the other side computes, and did not before, that was the difference.
 """
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import permutations
+from itertools import combinations
 from typing import NamedTuple
 
 import numpy as np
 
-from parity.differ.alignment import REACH, Start, sizes_around
+from parity.differ.alignment import REACH, Start, sizes_around, splits
 from parity.differ.answer import called
-from parity.differ.element_order import with_axes_as
-from parity.differ.fingerprints import Index, fingerprint
+from parity.differ.element_order import layouts, with_axes_as, without_copies
+from parity.differ.fingerprints import BAR, Index, fingerprint
 from parity.differ.values import Site, Value, Values, short
 
 _STEPS = 50
 """Values that are computed anew, at most, in one experiment."""
 _ENOUGH, _APART = 4, 6
 """Values that agree in an experiment are enough to show something; or they are nearly the last that were computed."""
+_TABLES = 24
+"""Tables of one side, at most."""
 _LEFT_OUT = 16
 """Values behind a start, at most, that are tried as the last one of what is left out."""
 _ORDERS = 24
@@ -57,6 +59,10 @@ class Experiments:
         return {j: i for j, i in pairs if i is not None and i not in self.other.equal.get(j, ())}
 
     @cached_property
+    def _live(self) -> set[int]:
+        return self.values.live()
+
+    @cached_property
     def _missing(self) -> Index:
         lacking = self.other.live() - self.other.equal.keys()
         return self.other.index(lacking | self._returned.keys())
@@ -69,14 +75,16 @@ class Experiments:
     def goes_on(self, number: int, array: np.ndarray, *, alone: bool = False) -> "Agreement | None":
         """How far this side computes what the other does, with `array` in the place of a value; None where it does not
         or parts again at once. If `alone`, what agrees stays as it is, whatever it is made of."""
-        met = [j for _, j in self._run_on(number, array, alone)]
-        known = [j for j in met if j is not None]
+        run = list(self._run_on(number, array, alone))
+        known = [j for _, j in run if j is not None]
         if not known:
             return None
-        apart = met[::-1].index(known[-1])
+        apart = [j for _, j in run][::-1].index(known[-1])
         returned = not self._returned.keys().isdisjoint(known)
+        # What ran to its end, and returns something else still, parts again however short it was.
+        ended = not alone and not {i for i, _ in run}.isdisjoint(self._returned.values())
         agreement = Agreement(returned, len(set(known)), known[0])
-        return agreement if returned or agreement.agreeing >= _ENOUGH or apart <= _APART else None
+        return agreement if returned or agreement.agreeing >= _ENOUGH or (apart <= _APART and not ended) else None
 
     def _run_on(self, number: int, array: np.ndarray, alone: bool) -> Iterator[tuple[int, int | None]]:
         """What is computed anew, but for copies, each with its equal among what the other side computes alone."""
@@ -94,7 +102,7 @@ class Experiments:
             # Numbers of another shape may not fit what follows.
             with suppress(Exception), np.errstate(all="ignore"):
                 changed[k] = np.asarray(row.again(given))
-            if k in changed and not self.values.copies(k):
+            if k in changed and (k in self._returned.values() or not self.values.copies(k)):
                 yield k, self._met(k, changed[k])
 
     def is_small(self, number: int) -> bool:
@@ -104,7 +112,7 @@ class Experiments:
         """The values to be computed anew, in the order of execution."""
         seen, rows = {number}, self.values.rows
         for k in range(number + 1, min(number + REACH, len(rows))):
-            follows = not rows[k].backward and not seen.isdisjoint(rows[k].inputs)
+            follows = k in self._live and not rows[k].backward and not seen.isdisjoint(rows[k].inputs)
             if follows and not (alone and k in self.values.equal):
                 seen.add(k)
             if len(seen) > _STEPS:
@@ -112,11 +120,12 @@ class Experiments:
         return sorted(seen - {number})
 
     def _met(self, number: int, array: np.ndarray) -> int | None:
-        features, _ = fingerprint(array, depends_on_data=True)
-        for j in self._missing.equals(features) if features is not None else ():
-            if self._returned[j] == number if j in self._returned else number not in self.values.equal:
-                return j
-        return None
+        # Whole numbers agree by chance, as those of the experts that are chosen.
+        features, _ = fingerprint(array, depends_on_data=True) if array.dtype.kind == "f" else (None, 0.0)
+        equal = [] if features is None else self._missing.equals(features)
+        if number in self._returned.values():
+            return next((j for j in equal if self._returned.get(j) == number), None)
+        return next((j for j in equal if j not in self._returned and number not in self.values.equal), None)
 
 
 class Agreement(NamedTuple):
@@ -142,26 +151,48 @@ def experiment(
     first: Start | None,
     second: Start | None,
     starts: tuple[Sequence[Start], ...],
-    *,
-    exchanged: bool = False,
+    ways: "Sequence[Way] | None" = None,
 ) -> Finding | None:
-    """What the two sides do differently where they part, as far as an experiment shows it; else None.
+    """What the two sides do differently where they part, as far as an experiment of one of the `ways` shows it; else
+    None.
 
     `first` and `second` are the starts of ours and theirs that belong together, `starts` all of both sides.
-    Where two axes of what both read are `exchanged`, this may be so because two weights are.
     """
     best: tuple[tuple[bool, int], Finding] | None = None
-    for tried in (_left_out, _other_operand, *([] if exchanged else [_other_axes]), _other_sign):
+    for tried in ways or WAYS:
         for side, (start, partner) in enumerate(((first, second), (second, first))):
             experiments = Experiments(sides[side], sides[1 - side])
-            for shown in tried(experiments, start, partner) if start else ():
+            for shown in tried(experiments, start, partner, starts[1 - side]) if start else ():
                 if best is None or shown.agreement[:2] > best[0]:
-                    other = _site_of_other(experiments, shown, partner, starts[1 - side])
-                    places = sides[side].site(shown.place), other
+                    other = shown.other or _site_of_other(experiments, shown, partner, starts[1 - side])
+                    places = sides[side].made(shown.place), other
                     best = shown.agreement[:2], Finding(shown.said, *(places if side == 0 else places[::-1]))
                 if shown.agreement.returned:
                     return best[1]
     return best[1] if best else None
+
+
+def repaired(ours: Start, theirs: Start) -> tuple[int, int] | None:
+    """(ours, theirs): the first value that other lines read, and that makes ours go on as theirs does if it is theirs;
+    None where there is none. So nothing behind it is wrong. What is returned proves nothing about other lines."""
+    values, other = ours.values, theirs.values
+    experiments = Experiments(values, other)
+    for i in ours.near:
+        used = values.used(i)
+        here = values.array(i)
+        if here is None or values.copies(i) or (used and not any(_another_line(values, i, k) for k in used)):
+            continue
+        for j in theirs.near:
+            there = other.array(j)
+            for moved in [] if there is None or other.copies(j) else layouts(here, there)[:_ORDERS]:
+                if experiments.goes_on(i, moved) is not None:
+                    proves = i not in values.outputs.values() or not _another_line(values, i, ours.number)
+                    return (i, j) if proves else None
+    return None
+
+
+def _another_line(values: Values, i: int, k: int) -> bool:
+    return values.rows[i].place[:2] != values.rows[k].place[:2]
 
 
 class _Shown(NamedTuple):
@@ -171,17 +202,22 @@ class _Shown(NamedTuple):
     read: int
     """What it was done to."""
     agreement: Agreement
+    other: Site | None = None
+    """Where the other side does something else, where that is known."""
 
 
-def _left_out(experiments: Experiments, start: Start, partner: Start | None) -> Iterator[_Shown]:
+_Starts = Sequence[Start]
+
+
+def _left_out(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
     """This side does something, and the other goes on with what it is done to."""
-    values = experiments.values
+    values, branches = experiments.values, dict(start.branches)
     near = start.near[:_LEFT_OUT]
-    for k in (*near, *(k for k in start.joins if k not in near)):
+    for k in (*near, *(k for k in branches if k not in near)):
         row = values.rows[k]
         if values.copies(k):
             continue
-        for i in dict.fromkeys((*row.inputs, *start.agreed)):
+        for i in dict.fromkeys((*row.inputs, *start.agreed, *([branches[k]] if k in branches else []))):
             array = (
                 values.array(i)
                 if values.rows[i].data and np.prod(values.rows[i].shape) == math.prod(row.shape)
@@ -197,19 +233,32 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None) -> 
                     yield _Shown(said, k if one else start.number, i, agreement)
 
 
-def _other_operand(experiments: Experiments, start: Start, partner: Start | None) -> Iterator[_Shown]:
+def _other_operand(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
     """This side reads one value where the other reads another."""
+    if partner is not None:
+        yield from _reading(experiments, start, [(j, None) for j in partner.agreed])
+
+
+def of_same_weight(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
+    """This side multiplies another value by the weight that it reads."""
+    values, other = experiments.values, experiments.other
+    weights = [j for i in start.row.inputs if values.parameter(i) for j in values.equal.get(i, ())]
+    products = dict.fromkeys(m for w in weights for m in other.used(w) if other.rows[m].data)
+    operands = [(j, other.site(m)) for m in products for j in other.rows[m].inputs if other.leaf(j) is None]
+    yield from _reading(experiments, start, operands)
+
+
+def _reading(experiments: Experiments, start: Start, operands: Sequence[tuple[int, Site | None]]) -> Iterator[_Shown]:
+    """Given one of these values of the other side, which it reads in some place, this side goes on as it does."""
     values, other, row = experiments.values, experiments.other, start.row
-    if partner is None or row.again is None:
-        return
     known = values.equals(start.agreed)
-    for j in partner.agreed:
+    for j, site in operands:
         there = other.array(j)
-        if j in known or there is None:
+        if j in known or there is None or row.again is None:
             continue
         for position, i in enumerate(row.inputs):
             here = values.array(i) if values.rows[i].data else None
-            for moved in with_axes_as(here, there)[:_ORDERS] if here is not None else ():
+            for moved in layouts(here, there)[:_ORDERS] if here is not None else ():
                 given = [values.array(k) for k in row.inputs]
                 given[position] = moved
                 if any(array is None for array in given):
@@ -218,31 +267,86 @@ def _other_operand(experiments: Experiments, start: Start, partner: Start | None
                     agreement = experiments.goes_on(start.number, np.asarray(row.again(given)))
                     if agreement is not None:
                         said = f"{values.side} reads {_told(values, i)} where {other.side} reads {_told(other, j)}"
-                        yield _Shown(said, start.number, i, agreement)
+                        yield _Shown(said, start.number, i, agreement, site)
 
 
-def _other_axes(experiments: Experiments, start: Start, partner: Start | None) -> Iterator[_Shown]:
+def _other_table(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
+    """This side reads one table where the other reads another."""
+    values, other = experiments.values, experiments.other
+    tables = _tables(other, [*([partner] if partner else []), *others])
+    for i in _tables(values, [start]):
+        here = without_copies(values.arrays[i])
+        for j in tables:
+            there = other.arrays[j]
+            for moved in with_axes_as(here, without_copies(there)) if j not in values.equal.get(i, ()) else ():
+                agreement = experiments.goes_on(i, np.broadcast_to(moved, values.rows[i].shape))
+                if agreement is not None:
+                    known = i in values.equal or j in other.equal
+                    origin, its = _origin(values, i, there, known), _origin(other, j, here, known)
+                    sites = values.made(origin), other.made(its)
+                    said = f"{values.side} reads `{sites[0].source}` where {other.side} reads `{sites[1].source}`"
+                    yield _Shown(said, origin, i, agreement, sites[1])
+
+
+def _tables(values: Values, starts: Sequence[Start]) -> list[int]:
+    """The tables that starts read, and those that these were made of, back to what has an equal."""
+    found = [i for start in starts for i in (*start.row.inputs, *start.constants) if not values.rows[i].data]
+    found = list(dict.fromkeys(found))
+    for i in found:
+        if values.copies(i) or i not in values.equal:
+            found += [k for k in values.rows[i].inputs if k not in found]
+    values.want(found)
+    # Of a side that was recorded, the larger ones are not there.
+    return [i for i in found if values.rows[i].features is not None and i in values.arrays][:_TABLES]
+
+
+def _origin(values: Values, number: int, other: np.ndarray, known: bool) -> int:
+    """Where a table begins: behind copies, but for a copy of one part of a table that has the numbers of the `other`
+    one as well; and where neither table is `known` to both sides, behind what has no equal."""
+    features = fingerprint(other, depends_on_data=True)[0]
+
+    def has_both(i: int) -> bool:
+        parts = (part for parts in splits(values.arrays[i]) for part in parts if part.size == other.size)
+        found = (fingerprint(part, depends_on_data=True)[0] for part in parts)
+        return any(f is not None and features is not None and np.abs(f - features).max() < BAR for f in found)
+
+    while before := [
+        i
+        for i in values.rows[number].inputs
+        if values.rows[i].features is not None and (values.copies(number) or not (known or i in values.equal))
+    ]:
+        if values.array(before[0]) is None or has_both(before[0]):
+            break
+        number = before[0]
+    return number
+
+
+def _other_axes(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
     """This side does to one axis what the other does to another."""
     values = experiments.values
     for i in sorted(start.agreed, key=lambda i: values.leaf(i) is None):
         array = values.array(i) if experiments.is_small(i) else None
         if array is None or not 2 <= array.ndim <= 5:
             continue
-        orders = [axes for axes in permutations(range(array.ndim)) if axes != tuple(range(array.ndim))]
-        for axes in sorted(orders, key=lambda axes: sum(a != n for n, a in enumerate(axes)))[:_ORDERS]:
-            agreement = experiments.goes_on(i, array.transpose(axes), alone=True)
+        for a, b in combinations(range(array.ndim), 2):
+            agreement = experiments.goes_on(i, array.swapaxes(a, b), alone=True)
             if agreement is not None:
-                moved = " and ".join(str(n) for n, axis in enumerate(axes) if axis != n)
-                yield _Shown(f"axes {moved} of {_told(values, i)} are exchanged", start.number, i, agreement)
+                yield _Shown(f"axes {a} and {b} of {_told(values, i)} are exchanged", start.number, i, agreement)
 
 
-def _other_sign(experiments: Experiments, start: Start, partner: Start | None) -> Iterator[_Shown]:
+def _other_sign(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
     """This side has the other sign."""
     array = start.values.array(start.number)
     floating = array is not None and array.dtype.kind == "f"
     agreement = experiments.goes_on(start.number, -array) if array is not None and floating else None
     if agreement is not None:
         yield _Shown("ours has the other sign", start.number, start.number, agreement)
+
+
+Way = Callable[[Experiments, Start, Start | None, _Starts], Iterator[_Shown]]
+WAYS: Sequence[Way] = (_left_out, of_same_weight, _other_operand, _other_table, _other_sign, _other_axes)
+"""What may be done differently. The last is not asked where axes of what both read are exchanged: perhaps because
+weights are."""
 
 
 def _site_of_other(experiments: Experiments, shown: _Shown, partner: Start | None, starts: Sequence[Start]) -> Site:
@@ -258,11 +362,7 @@ def _site_of_other(experiments: Experiments, shown: _Shown, partner: Start | Non
     computed = (
         [j for j in equal.intersection(reading[0].agreed) if other.rows[j].kind == "operation"] if reading else []
     )
-    if other.copies(number) and computed:
-        return other.site(computed[0])
-    while other.copies(number) and (after := other.readers(number)):
-        number = after[0]
-    return other.site(number)
+    return other.site(computed[0]) if other.copies(number) and computed else other.shown(number)
 
 
 def _does(start: Start, partner: Start | None, row: Value, read: int) -> str:
@@ -285,7 +385,9 @@ def _told(values: Values, number: int, by: Value | None = None, sizes: Collectio
     if not row.data and math.prod(row.shape) == 1:
         array = values.array(number)
         return f"{row.largest:g}" if array is None else called(float(array.reshape(())), sizes)
-    site = values.site(number)
+    while values.copies(number):
+        number = values.rows[number].inputs[-1]
+    site = values.made(number)
     if site.file and not (by and by.place[:2] == row.place[:2]):
         return f"`{site.source}` ({short(site.file)}:{site.line})"
     names = [name for k in row.inputs if (name := values.parameter(k))]

@@ -231,6 +231,26 @@ class Values:
                     self._readers[i].append(k)
         return self._readers[number]
 
+    def used(self, number: int) -> list[int]:
+        """The operations that read a value, in one shape or another."""
+        found, todo = list[int](), [number]
+        while todo:
+            for k in self.readers(todo.pop()):
+                (todo if self.copies(k) else found).append(k)
+        return found
+
+    def made(self, number: int) -> Site:
+        """The place of a value; of one that was given, where it is read first."""
+        while self.rows[number].kind != "operation" and (after := self.readers(number)):
+            number = after[0]
+        return self.site(number)
+
+    def shown(self, number: int) -> Site:
+        """The place of a value; a slice or a view shows nothing: what is made of it."""
+        while self.copies(number) and (after := self.readers(number)):
+            number = after[0]
+        return self.site(number)
+
     def live(self) -> set[int]:
         """The values that an output was made from; what nobody reads says nothing."""
         found: set[int] = set()

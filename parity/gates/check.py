@@ -3,7 +3,7 @@
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import replace
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 import jax
@@ -14,17 +14,14 @@ from jax.flatten_util import ravel_pytree
 from torch import nn
 from torch.optim.adamw import adamw
 
-from parity.differ.answer import Difference
 from parity.differ.first_difference import first_difference
 from parity.gates.jax_side import JaxSide, exactly
 from parity.gates.measure import (
-    BFLOAT16,
-    FLOAT32,
     FLOAT64_BAR,
+    NARROW,
     SAMPLES,
     Measured,
     ParityError,
-    Quality,
     Sample,
     compared,
     global_norm,
@@ -33,6 +30,7 @@ from parity.gates.measure import (
     relative_error,
     require_gates,
     run_gates,
+    searched,
     zero_scales,
 )
 from parity.gates.projection import Inputs, Tensors, Values, rounded, varied
@@ -95,25 +93,10 @@ def check_parity(
             if explain and (trained or error.gate in ("1", "2")):
                 error.difference = pair.quiet() if trained else ""
                 for module in pair.parting() if trained else [theirs]:
-                    error.difference = error.difference or searched(ours, module, weights, inputs, like=like, name=name)
+                    search = partial(first_difference, ours, module, weights, inputs, like=like, name=name)
+                    error.difference = error.difference or searched(search)
                 error.add_note(str(error.difference))
             raise
-
-
-def searched(
-    ours: Callable[..., Any],
-    theirs: nn.Module,
-    weights: WeightMap,
-    inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray],
-    *,
-    like: Any = None,
-    name: str = "pair",
-) -> Difference | str:
-    """`first_difference`, or why it found none: a search that breaks must not hide the gate that is red."""
-    try:
-        return first_difference(ours, theirs, weights, inputs, like=like, name=name)
-    except Exception as error:
-        return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
 class OwnPair:
@@ -149,14 +132,9 @@ class OwnPair:
         """The figure of one gate."""
         if gate in "345":
             self.__dict__.pop("exact", None)  # two copies of all weights that are not needed any more
-        figures: dict[str, Callable[[], Measured]] = {
-            "9": self.conversion,
-            "1": self.outputs,
-            "2": self.gradients,
-            "3": lambda: self.quality("3 float32 / allowed", "float32", FLOAT32),
-            "4": lambda: self.quality("4 bfloat16 / allowed", "bfloat16", BFLOAT16),
-            "5": self.optimizer,
-        }
+        if gate in NARROW:
+            return self.quality(gate)
+        figures = {"9": self.conversion, "1": self.outputs, "2": self.gradients, "5": self.optimizer}
         return figures[gate]()
 
     @cached_property
@@ -195,9 +173,9 @@ class OwnPair:
     def _trained(self, tensors: Tensors) -> Tensors:
         return self.map.held({key: tensors[key] for key in self.trained})
 
-    def quality(self, gate: str, dtype: str, allowed: Quality) -> Measured:
+    def quality(self, gate: str) -> Measured:
         """Gate 3 or 4."""
-        samples = []
+        samples, (dtype, allowed) = [], NARROW[gate]
         for seed in range(SAMPLES):
             weights = rounded(varied(self.weights, seed), dtype, dtype)
             exact = self.torch.run(weights, "float64", dtype)
@@ -207,7 +185,7 @@ class OwnPair:
             )
             scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | self._zeros(exact)
             samples.append(Sample(here, there, truth, scales))
-        return quality(gate, samples, allowed)
+        return quality(f"{gate} {dtype} / allowed", samples, allowed)
 
     def optimizer(self, steps: int = 50) -> Measured:
         """Gate 5: AdamW at 1e-3 with decay of 0.1, clipped to half of the first gradient's norm.

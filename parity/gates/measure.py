@@ -31,7 +31,7 @@ class Measured:
     bar: float
     name: str
     """Of the tensor with the worst figure."""
-    beyond: tuple[tuple[str, float], ...] = ()
+    beyond: tuple[tuple[str, Any], ...] = ()
     """The tensors above the bar with their figures, in the order in which they were given."""
     note: str = ""
     """What the figure does not say, and has to be known beside it."""
@@ -64,10 +64,16 @@ class Measured:
 
 def require_comparable(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
     """Raises ParityError where shapes, dtypes or the places of NaN and infinity differ; it shows both sides."""
+    if said := incomparable(name, ours, theirs):
+        raise ParityError(said)
+
+
+def incomparable(name: str, ours: np.ndarray, theirs: np.ndarray) -> str:
+    """Why two tensors cannot be compared: their shapes, dtypes or places of NaN and infinity; else ""."""
     if ours.shape != theirs.shape:
-        raise ParityError(f"{name}: shapes differ: ours {list(ours.shape)}, theirs {list(theirs.shape)}")
+        return f"{name}: shapes differ: ours {list(ours.shape)}, theirs {list(theirs.shape)}"
     if ours.dtype != theirs.dtype:
-        raise ParityError(
+        return (
             f"{name}: dtypes differ: ours {ours.dtype}, theirs {theirs.dtype}; "
             "one side was lowered on the way (JAX gives float32 unless jax_enable_x64 is on before tracing)"
         )
@@ -75,10 +81,11 @@ def require_comparable(name: str, ours: np.ndarray, theirs: np.ndarray) -> None:
         here, there = test(ours), test(theirs)
         if (here != there).any():
             place = tuple(map(int, np.argwhere(here != there)[0]))
-            raise ParityError(
+            return (
                 f"{name}: {what} at {here.sum()} places in ours and {there.sum()} in theirs; "
                 f"at {list(place)} ours is {float(ours[place]):.4g}, theirs {float(theirs[place]):.4g}"
             )
+    return ""
 
 
 def failure(side: str, error: Exception, given: str) -> ParityError:
@@ -123,13 +130,8 @@ def compared(
     errors: dict[str, float | str] = {}
     for name in theirs:
         a, b = as_array(ours[name]), as_array(theirs[name])
-        try:
-            require_comparable(name, a, b)
-        except ParityError as error:
-            errors[name] = str(error)
-        else:
-            errors[name] = relative_error(a, b, (zero or {}).get(name))
-    return _judged(gate, errors, bar)
+        errors[name] = incomparable(name, a, b) or relative_error(a, b, (zero or {}).get(name))
+    return worst(gate, errors, bar)
 
 
 def assert_parity(
@@ -182,6 +184,8 @@ BFLOAT16 = Quality(("bfloat16", "float32"), 1.8, 2.0**-23, "geometric")
 About every second sample has a ReLU that rounding pushes over its kink, which makes its error several times as large: a
 median then stands on either side of the gap, by luck (it gave 1.92).
 """
+NARROW = {"3": ("float32", FLOAT32), "4": ("bfloat16", BFLOAT16)}
+"""Gate -> the type in which both sides are run, and what is allowed."""
 BFLOAT16_VALUES = Quality(BFLOAT16.dtypes, 1.5, 2.0**-23, "geometric")
 """Gate 4 of what is computed forward, where luck matters less: at most 1.08 times PyTorch's error there."""
 
@@ -213,14 +217,9 @@ def quality(gate: str, samples: Sequence[Sample], allowed: Quality = FLOAT32) ->
 
 
 def refusal(name: str, ours: np.ndarray, theirs: np.ndarray, allowed: Quality) -> str:
-    """Why the quality of two tensors cannot be judged: what `require_comparable` says, or their type; else ""."""
-    try:
-        require_comparable(name, ours, theirs)
-    except ParityError as error:
-        return str(error)
-    if str(ours.dtype) in allowed.dtypes:
-        return ""
-    return f"{name}: {ours.dtype} on both sides; expected {' or '.join(allowed.dtypes)}"
+    """Why the quality of two tensors cannot be judged: that they are `incomparable`, or their type; else ""."""
+    other = f"{name}: {ours.dtype} on both sides; expected {' or '.join(allowed.dtypes)}"
+    return incomparable(name, ours, theirs) or ("" if str(ours.dtype) in allowed.dtypes else other)
 
 
 def quality_of_errors(
@@ -240,7 +239,7 @@ def quality_of_errors(
             if allowed.mean == "geometric":
                 here, there = np.exp(np.log(np.maximum(errors[name], allowed.floor)).mean(axis=0))
             ratios[name] = float(here / (allowed.factor * there + allowed.floor))
-    return _judged(gate, ratios, 1.0)
+    return worst(gate, ratios, 1.0)
 
 
 def require_gates(gates: Sequence[str], known: Sequence[str]) -> None:
@@ -261,6 +260,14 @@ def run_gates(name: str, gates: Sequence[str], measure: Callable[[str], Measured
             said.figures, said.gate = (*figures, *error.figures), gate
             raise said from None
     return figures
+
+
+def searched(search: Callable[[], Any]) -> Any:
+    """What `search` finds, or why it finds nothing: one that breaks must not hide the gate that is red."""
+    try:
+        return search()
+    except Exception as error:
+        return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
 def numbers_lost(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Measured:
@@ -294,24 +301,19 @@ def zero_scales(
     return dict.fromkeys(names, scale)
 
 
-def worst(gate: str, figures: Mapping[str, float], bar: float) -> Measured:
-    """The largest of the figures; NaN is larger than any number."""
-    name = max(figures, key=lambda name: float("inf") if np.isnan(figures[name]) else figures[name])
-    beyond = tuple((name, figure) for name, figure in figures.items() if not figure <= bar)
-    return Measured(gate, figures[name], bar, name, beyond)
+def worst(gate: str, figures: Mapping[str, float | str], bar: float) -> Measured:
+    """The largest of the figures; NaN is larger than any number.
 
-
-def _judged(gate: str, figures: Mapping[str, float | str], bar: float) -> Measured:
-    """`worst`, unless some tensors have no figure but a sentence that says why: then ParityError lists what differs."""
+    Where some tensors have no figure but a sentence that says why, ParityError lists all that differ.
+    """
+    beyond = tuple((name, figure) for name, figure in figures.items() if isinstance(figure, str) or not figure <= bar)
     numbers = {name: figure for name, figure in figures.items() if not isinstance(figure, str)}
-    if len(numbers) == len(figures):
-        return worst(gate, numbers, bar)
-    differing = tuple(
-        (name, figure) for name, figure in figures.items() if isinstance(figure, str) or not figure <= bar
-    )
-    name, first = differing[0]
-    said = first if isinstance(first, str) else f"gate {gate}: {first:.2e} >  {bar:.0e} ({name})"
-    raise ParityError(said + _listed(differing))
+    if len(numbers) < len(figures):
+        name, first = beyond[0]
+        said = first if isinstance(first, str) else f"gate {gate}: {first:.2e} >  {bar:.0e} ({name})"
+        raise ParityError(said + _listed(beyond))
+    name = max(numbers, key=lambda name: float("inf") if np.isnan(numbers[name]) else numbers[name])
+    return Measured(gate, numbers[name], bar, name, beyond)
 
 
 def _listed(differing: Sequence[tuple[str, float | str]]) -> str:

@@ -2,8 +2,10 @@
 
 import math
 import re
+from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import chain
 from typing import Any
 
 import einops
@@ -72,11 +74,11 @@ class Weights:
         """
         self.like = like
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
-        left = _left_out(weights.get(LEFT_OUT, []))
-        rows = {path: read_row(path, row) for path, row in weights.items() if row is not None and path != LEFT_OUT}
-        _require_names(rows | left, shapes, optional)
+        left = _read_left_out(weights.get(LEFT_OUT, []))
+        rows = {path: _read_row(path, row) for path, row in weights.items() if row is not None and path != LEFT_OUT}
+        _require_names([*chain(*rows.values()), *left], shapes, optional)
         self._rows = {path: Row(path, row, shapes) for path, row in rows.items()}
-        self._left = [piece for path, row in left.items() for piece in Row(path, row, shapes).pieces]
+        self._left = [_Piece(LEFT_OUT, weight, shapes, {}) for weight in left]
         self.left_out = {name for piece in self._left if not piece.weight.part for name in piece.names}
         """Tensors of the module that nothing of ours holds, deliberately."""
         self._require_whole_tensors(shapes)
@@ -93,7 +95,6 @@ class Weights:
 
         `convert` is applied to each before the next is made, so that a large model does not lie in memory twice.
         """
-        self._require_tensors(tensors)
         return {path: convert(row.ours(tensors)) for path, row in self._rows.items()}
 
     def tree(self, flat: Mapping[str, Any]) -> Any:
@@ -133,26 +134,17 @@ class Weights:
                     piece.layout.seen(found[name])[...] = 0
         return found
 
-    def _require_tensors(self, tensors: Mapping[str, np.ndarray]) -> None:
-        for piece in (piece for row in self._rows.values() for piece in row.pieces):
-            if missing := [name for name in piece.names if name not in tensors]:
-                raise ParityError(f"there are no tensors {missing}, which the weight mapping names: {sorted(tensors)}")
-            for name in piece.names:
-                if tuple(tensors[name].shape) != piece.theirs:
-                    found = list(tensors[name].shape)
-                    raise ParityError(f"{name} is {found}; the weight mapping was made for {list(piece.theirs)}")
-
     def _require_whole_tensors(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
         """Of tensors that are held in parts, every number belongs to one row."""
-        pieces_of: dict[str, list[_Piece]] = {}
+        parts: dict[str, list[_Piece]] = {}
         for piece in (*(piece for row in self._rows.values() for piece in row.pieces), *self._left):
             for name in piece.names if piece.weight.part else ():
-                pieces_of.setdefault(name, []).append(piece)
-        seen = set()
-        for name, pieces in pieces_of.items():
-            if (held_by := tuple(map(id, pieces))) in seen:
+                parts.setdefault(name, []).append(piece)
+        seen = []
+        for name, pieces in parts.items():
+            if pieces in seen:
                 continue  # another layer of the same
-            seen.add(held_by)
+            seen.append(pieces)
             times = np.zeros(shapes[name], np.uint8)
             for piece in pieces:
                 piece.layout.seen(times)[...] += 1
@@ -202,8 +194,8 @@ class Row:
     def __init__(self, path: str, weights: Sequence[Weight], shapes: Mapping[str, tuple[int, ...]]) -> None:
         self.path = path
         stops: dict[str, int] = {}
-        for axis, wanted in (each for weight in weights for each in weight.into.items()):
-            stops[axis] = max(stops.get(axis, 0), _stop(wanted))
+        for axis, cut in (each for weight in weights for each in weight.into.items()):
+            stops[axis] = max(stops.get(axis, 0), _ends(cut)[1])
         self.pieces = [_Piece(path, weight, shapes, stops) for weight in weights]
         self.names = tuple(name for piece in self.pieces for name in piece.names)
         self.shape = self.pieces[0].shape
@@ -227,8 +219,12 @@ class Row:
 
     def ours(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
         """Our parameter."""
+        if missing := [name for name in self.names if name not in tensors]:
+            raise ParityError(f"there are no tensors {missing}, which the weight mapping names: {sorted(tensors)}")
         made = np.empty(self.shape, np.result_type(*(tensors[name] for name in self.names)))
         for piece, name, place in self._places(made):
+            if (shape := tuple(tensors[name].shape)) != piece.theirs:
+                raise ParityError(f"{name} is {list(shape)}; the weight mapping was made for {list(piece.theirs)}")
             place[...] = piece.layout.seen(np.asarray(tensors[name]))
         return made
 
@@ -238,10 +234,6 @@ class Row:
             raise ParityError(f"{self.path} is {list(ours.shape)}; the weight mapping makes {list(self.shape)} there")
         for piece, name, place in self._places(ours):
             piece.layout.seen(tensors.setdefault(name, np.zeros(piece.theirs, ours.dtype)))[...] = place
-
-
-def _stop(cut: Cut) -> int:
-    return cut + 1 if isinstance(cut, int) else cut[1]
 
 
 class _Piece:
@@ -263,10 +255,9 @@ class _Piece:
                 f"{path} is to stack {weight.name}, whose layers differ in shape: {self.names[0]} is "
                 f"{list(self.theirs)}, {other[0]} is {list(shapes[other[0]])}"
             )
-        left, right = self._sides()
-        sizes = self._undone(left, right)
-        self._require(weight.part, right, {axis: (size, None) for axis, size in sizes.items()})
-        self._require(weight.into, right, {axis: (stops[axis], sizes.get(axis, 1)) for axis in weight.into})
+        left, right, sizes = self._read_pattern()
+        for cuts in (weight.part, weight.into):
+            self._require(cuts, WORD.findall(right), sizes)
         index = {axis for axis, cut in weight.part.items() if isinstance(cut, int)}
         # What is taken of theirs by index has no axis in ours.
         ours = tuple(tuple(atom for atom in g if atom not in index) for g in _atoms(right) if not g or {*g} - index)
@@ -274,79 +265,70 @@ class _Piece:
         self.layout = Layout(sizes, _atoms(left), ours, tuple(weight.part.items()), tuple(weight.into.items()))
         self.shape = (*counts, *self.layout.shape)
 
-    def _sides(self) -> tuple[str, str]:
-        """The left and the right side of the pattern, with a name for each axis that "..." stands for."""
-        sides = self.weight.axes.split(" -> ")
-        if len(sides) != 2:
-            raise self._unfit("' -> ' stands between its sides")
-        others = len(self.theirs) - (len(axes_of(sides[0])) - 1)
-        rest = " ".join(f"rest{number}" for number in range(others))
-        return sides[0].replace("...", rest), sides[1].replace("...", rest)
-
-    def _undone(self, left: str, right: str) -> dict[str, int]:
-        """The size of every axis of the left side, with which the pattern can be undone."""
-        axes = re.findall(WORD, left)
-        own = {*self.weight.into} - {*axes}
-        shared = WORD.sub(lambda word: "" if word[0] in own else word[0], right)
-        blank = np.empty(self.theirs, bool)
+    def _read_pattern(self) -> tuple[str, str, dict[str, int]]:
+        """Both sides of the pattern, with a name for each axis that "..." stands for, and the sizes of the left."""
+        weight, blank = self.weight, np.empty(self.theirs, bool)
         try:
-            parts = einops.rearrange(blank, f"{left} -> {' '.join(axes)}", **self.weight.sizes)
-            einops.rearrange(blank, f"{left} -> {shared}", **self.weight.sizes)
+            if weight.axes.count(" -> ") != 1:
+                raise ValueError("' -> ' stands between its sides")
+            left, right = weight.axes.split(" -> ")
+            rest = " ".join(f"rest{number}" for number in range(blank.ndim - len(_atoms(left)) + 1))
+            left, right = left.replace("...", rest), right.replace("...", rest)
+            axes = WORD.findall(left)
+            parts = einops.rearrange(blank, f"{left} -> {' '.join(axes)}", **weight.sizes)
+            # Where ours is fused, it has axes that theirs lacks.
+            shared = WORD.sub(lambda word: "" if word[0] in {*weight.into} - {*axes} else word[0], right)
+            einops.rearrange(blank, f"{left} -> {shared}", **weight.sizes)
         except (ValueError, TypeError, RuntimeError, einops.EinopsError) as error:
-            raise self._unfit(str(error).strip().splitlines()[-1].strip()) from error
-        return dict(zip(axes, parts.shape, strict=True))
+            sizes = f" with {dict(weight.sizes)}" if weight.sizes else ""
+            raise ParityError(
+                f"the weight mapping does not fit: {self.path} is to be {weight.name}, of shape {list(self.theirs)}, "
+                f"by {weight.axes!r}{sizes}; expected a pattern like 'o i -> i o' that can be undone "
+                f"({str(error).strip().splitlines()[-1].strip()})"
+            ) from error
+        return left, right, dict(zip(axes, parts.shape, strict=True))
 
-    def _unfit(self, reason: str) -> ParityError:
-        sizes = f" with {dict(self.weight.sizes)}" if self.weight.sizes else ""
-        return ParityError(
-            f"the weight mapping does not fit: {self.path} is to be {self.weight.name}, of shape {list(self.theirs)}, "
-            f"by {self.weight.axes!r}{sizes}; expected a pattern like 'o i -> i o' that can be undone "
-            f"({reason})"
-        )
-
-    def _require(self, part: Part, right: str, sizes: Mapping[str, tuple[int, int | None]]) -> None:
-        """That each axis of a part is on the right side, and as large; `sizes`: in all, and what lies there."""
-        axes = WORD.findall(right)
-        if unknown := sorted(part.keys() - set(axes)):
+    def _require(self, cuts: Part, axes: list[str], sizes: Mapping[str, int]) -> None:
+        """That what is cut are axes of the right side, as large as these; all of theirs goes into ours."""
+        if unknown := sorted(cuts.keys() - {*axes}):
             raise ParityError(f"{self.path} is to be a part by {unknown}; {self.weight.axes!r} gives the axes {axes}")
-        for axis, cut in part.items():
-            start, (size, held) = cut if isinstance(cut, int) else cut[0], sizes[axis]
-            if not 0 <= start < _stop(cut) <= size or held not in (None, _stop(cut) - start):
+        for axis, cut in cuts.items():
+            (start, stop), size = _ends(cut), sizes.get(axis, 1)
+            if start < 0 or not (stop - start == size if cuts is self.weight.into else start < stop <= size):
                 raise ParityError(
-                    f"{self.path} is to be the part {cut} of {axis!r}, which is of size {held or size} in "
-                    f"{self.weight.name}"
+                    f"{self.path} is to be the part {cut} of {axis!r}, which is of size {size} in {self.weight.name}"
                 )
 
 
+def _ends(cut: Cut) -> tuple[int, int]:
+    return (cut, cut + 1) if isinstance(cut, int) else cut
+
+
 def _atoms(side: str) -> tuple[tuple[str, ...], ...]:
-    return tuple(tuple(WORD.findall(axis)) for axis in axes_of(side))
+    """The axes of one side of a pattern, each with what is merged in it."""
+    return tuple(tuple(WORD.findall(axis)) for axis in re.findall(r"\([^)]*\)|\S+", side))
 
 
-def axes_of(side: str) -> list[str]:
-    """The axes of one side of a pattern; those in parentheses are one."""
-    return re.findall(r"\([^)]*\)|\S+", side)
-
-
-def read_row(path: str, row: Any) -> list[Weight]:
+def _read_row(path: str, row: Any) -> list[Weight]:
     """What a row of a map says."""
-    if isinstance(row, list) and row and all(isinstance(each, Weight) for each in row):
-        return row
-    if isinstance(row, Weight):
-        return [row]
-    if isinstance(row, str):
-        return [Weight(row)]
-    if isinstance(row, tuple) and len(row) == 2 and all(isinstance(each, str) for each in row):
-        return [Weight(*row)]
-    raise ParityError(
-        f"the weight mapping says {row!r} for {path}; expected a name, (name, pattern), a Weight, or None to keep it"
-    )
+    found = []
+    for said in row if isinstance(row, list) and row else [row]:
+        given = (said,) if isinstance(said, str) else said
+        if isinstance(given, tuple) and len(given) < 3 and all(isinstance(each, str) for each in given):
+            given = Weight(*given)
+        if not isinstance(given, Weight):
+            raise ParityError(
+                f"the weight mapping says {row!r} for {path}; expected a name, (name, pattern), a Weight, or None to "
+                "keep it"
+            )
+        found.append(given)
+    return found
 
 
-def _left_out(given: Any) -> dict[str, list[Weight]]:
-    """Rows of nothing of ours, by number."""
+def _read_left_out(given: Any) -> list[Weight]:
     if not isinstance(given, Sequence) or isinstance(given, str) or not all(isinstance(x, str | Weight) for x in given):
         raise ParityError(f"the weight mapping says {given!r} for LEFT_OUT; expected a list of names of the module")
-    return {f"{LEFT_OUT} {n}": read_row(LEFT_OUT, row) for n, row in enumerate(given)}
+    return [Weight(each) if isinstance(each, str) else each for each in given]
 
 
 def _numbered(name: str, tensors: Collection[str]) -> dict[tuple[int, ...], str]:
@@ -361,24 +343,16 @@ def _numbered(name: str, tensors: Collection[str]) -> dict[tuple[int, ...], str]
     return dict(sorted((tuple(map(int, match.groups())), match.string) for match in matches))
 
 
-def layers_of(name: str, tensors: Collection[str]) -> tuple[str, ...]:
-    """The tensors that a name stands for, in the order of their layers."""
-    return tuple(_numbered(name, tensors).values())
-
-
-def _require_names(rows: Mapping[str, Sequence[Weight]], tensors: Collection[str], optional: Collection[str]) -> None:
-    claims: dict[str, list[Weight]] = {}
-    absent = set()
-    for weight in (weight for row in rows.values() for weight in row):
-        names = layers_of(weight.name, tensors)
-        absent |= set() if names else {weight.name}
-        for name in names:
-            claims.setdefault(name, []).append(weight)
-    missing = sorted(set(tensors) - claims.keys() - set(optional))
+def _require_names(weights: Sequence[Weight], tensors: Collection[str], optional: Collection[str]) -> None:
+    held = {weight.name: [*_numbered(weight.name, tensors).values()] for weight in weights}
+    whole = [name for weight in weights if not weight.part for name in held[weight.name]]
+    parts = {name for weight in weights if weight.part for name in held[weight.name]}
+    absent = sorted(name for name, names in held.items() if not names)
+    missing = sorted({*tensors} - {*whole} - parts - {*optional})
     # Two rows may claim a tensor if each takes a part of it.
-    doubled = sorted(name for name, held in claims.items() if len(held) > 1 and not all(row.part for row in held))
+    doubled = sorted(name for name, times in (Counter(whole) + Counter(parts)).items() if times > 1)
     if absent or missing or doubled:
         raise ParityError(
-            f"the weight mapping does not fit the module: it names {sorted(absent)}, which the module lacks, "
+            f"the weight mapping does not fit the module: it names {absent}, which the module lacks, "
             f"{doubled} more than once, and misses {missing}"
         )

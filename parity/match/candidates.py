@@ -1,9 +1,8 @@
 """What is to be matched: our parameters, the module's tensors, and which of them in which layout one may be."""
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import cached_property
 from itertools import chain, combinations, product
 from typing import Any, TypeVar
 
@@ -18,61 +17,35 @@ EQUAL = 1000.0
 
 
 @dataclass(frozen=True)
-class Tensor:
-    """One of the module's parameters or buffers, the same one of several layers, or several that ours may fuse."""
+class Parameter:
+    """One of our parameters, or the same one of several layers."""
 
     name: str
-    """With {layer} where it stands for those of several layers."""
+    """Its path, with {layer} where it stands for those of several layers."""
     shape: tuple[int, ...]
     """Of one layer."""
     members: tuple[str, ...]
     layers: tuple[int, ...]
     """How many layers there are, in each place that counts them."""
     meaning: ParameterName
+    place: float
+    """Where it stands among all of its side, 0 to 1."""
+
+
+@dataclass(frozen=True)
+class Tensor(Parameter):
+    """One of the module's parameters or buffers, the same one of several layers, or several that ours may fuse."""
+
     aliases: tuple[ParameterName, ...]
     """What its other names say, where it is shared."""
     kind: str
     """The class of its module."""
-    place: float
-    """Where it stands among all of the module's, 0 to 1."""
-    buffer: bool = False
-    trained: bool = True
-    heads: tuple[int, ...] = ()
+    buffer: bool
+    trained: bool
+    heads: tuple[int, ...]
     """Numbers of heads that its module, or one around it, mentions."""
     fused: tuple["Tensor", ...] = ()
     """The tensors that are one of ours only together."""
-
-
-@dataclass(frozen=True)
-class Leaf:
-    """One of our parameters, or one for each number of a layer, as one array."""
-
-    path: str
-    shape: tuple[int, ...]
-    meaning: ParameterName
-    array: Any
-    place: float
-    members: tuple["Leaf", ...] = ()
-    layers: tuple[int, ...] = ()
-    """How many members there are, in each place of the path that counts them."""
-
-    @property
-    def paths(self) -> tuple[str, ...]:
-        """Of the parameters that it stands for."""
-        return tuple(one.path for one in self.members) or (self.path,)
-
-    @cached_property
-    def numbers(self) -> np.ndarray | None:
-        """What it holds, if it does."""
-        if not self.members:
-            return _numbers(self.array)
-        each = [one.numbers for one in self.members]
-        return None if any(one is None for one in each) else np.stack(each).reshape(self.shape)  # type: ignore[arg-type]
-
-    @cached_property
-    def largest(self) -> float:
-        """Of its numbers, by size."""
-        return 0.0 if self.numbers is None or not self.numbers.size else float(np.abs(self.numbers).max())
 
 
 @dataclass(frozen=True)
@@ -91,7 +64,7 @@ class Candidate:
 
     @property
     def equal(self) -> bool:
-        """Whether it was chosen by equal numbers."""
+        """Whether its numbers are equal to ours."""
         return self.score > EQUAL / 2
 
     @property
@@ -110,69 +83,69 @@ class Candidate:
         return self.tensor.name, self.layout.part if self.role is None else self.role
 
 
-@dataclass
+@dataclass(frozen=True)
 class Proposal:
     """What was chosen for one of our parameters."""
 
-    leaf: Leaf
+    ours: Parameter
     chosen: Candidate
-    others: tuple[Candidate, ...] = ()
+    others: tuple[Candidate, ...]
     """What else it could be: the best of each tensor or part of the same size, and other layouts."""
-    reason: str = ""
-    sure: bool = False
+    reason: str
+    sure: bool
     free: bool = False
     """Whether the outputs do not depend on it."""
 
 
-def leaves(flat: Mapping[str, Any]) -> list[Leaf]:
+def parameters(flat: Mapping[str, Any]) -> list[Parameter]:
     """Our parameters by path: arrays, or anything that has a shape."""
     shapes = {path: tuple(int(size) for size in leaf.shape) for path, leaf in flat.items()}
     meanings = understand({path: str(len(shape)) for path, shape in shapes.items()})
     ordered = sorted(shapes, key=_natural)
     places = {path: index / max(len(ordered) - 1, 1) for index, path in enumerate(ordered)}
-    return [Leaf(path, shape, meanings[path], flat[path], places[path]) for path, shape in shapes.items()]
+    return [Parameter(path, shape, (path,), (), meanings[path], places[path]) for path, shape in shapes.items()]
 
 
-Named = TypeVar("Named", Tensor, Leaf)
+def numbers_of(flat: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """What our parameters hold, by path, of those that hold anything yet."""
+    arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
+    return {path: array.astype(np.float64, copy=False) for path, array in arrays.items() if is_floating(array)}
+
+
+Named = TypeVar("Named", bound=Parameter)
 _NUMBER = re.compile(r"(?<![^._])\d+(?![^._])")
 
 
-def families(named: Mapping[str, Named]) -> Iterator[tuple[ParameterName, tuple[Named, ...], tuple[int, ...]]]:
-    """Those of one shape whose names differ in one number or in two, counted from 0: a name for all, with {layer} in
-    it, themselves, and how many there are in each place."""
+def with_families(named: Sequence[Named]) -> list[Named]:
+    """These, and as one more those of one shape whose names differ in one number or in two, counted from 0."""
     found: dict[str, dict[tuple[int, ...], Named]] = {}
-    for path, one in named.items():
-        digits = list(_NUMBER.finditer(path))
+    for one in named:
+        digits = list(_NUMBER.finditer(one.name))
         for chosen in chain(combinations(digits, 1), combinations(digits, 2)):
-            template = path
+            template = one.name
             for place in reversed(range(len(chosen))):
-                before = path[: chosen[place].start()]
+                before = one.name[: chosen[place].start()]
                 word = ("expert" if "expert" in before.lower() else "inner") if place else "layer"
                 template = f"{before}{{{word}}}{template[chosen[place].end() :]}"
             found.setdefault(template, {})[tuple(int(match[0]) for match in chosen)] = one
-    for template, family in found.items():
-        members = tuple(family[numbers] for numbers in sorted(family))
-        counts = tuple(len(set(numbers)) for numbers in zip(*family, strict=True))
-        spoken = list(zip(*([number[0] for number in one.meaning.numbers] for one in family.values()), strict=False))
-        places = [spoken.index(numbers) for numbers in zip(*family, strict=True) if numbers in spoken]
-        if sorted(family) != list(product(*map(range, counts))) or len({one.shape for one in members}) > 1:
-            continue
-        if len(places) == len(counts):
-            first = members[0].meaning
-            rest = tuple(number for place, number in enumerate(first.numbers) if place not in places)
-            parent = template.rpartition(".")[0]
-            yield replace(first, path=template, numbers=rest, parent=parent), members, counts
+    families = (_family(template, family) for template, family in found.items())
+    return [*named, *(family for family in families if family is not None)]
+
+
+def _family(template: str, family: Mapping[tuple[int, ...], Named]) -> Named | None:
+    """Those of several layers as one, if all are there, and of one shape."""
+    counts = tuple(len(set(numbers)) for numbers in zip(*family, strict=True))
+    spoken = list(zip(*([number[0] for number in one.meaning.numbers] for one in family.values()), strict=False))
+    places = [spoken.index(numbers) for numbers in zip(*family, strict=True) if numbers in spoken]
+    whole = sorted(family) == list(product(*map(range, counts))) and len({one.shape for one in family.values()}) == 1
+    if not whole or len(places) < len(counts):
+        return None
+    members = tuple(family[numbers].name for numbers in sorted(family))
+    first = family[min(family)]
+    rest = tuple(number for place, number in enumerate(first.meaning.numbers) if place not in places)
+    meaning = replace(first.meaning, numbers=rest, parent=template.rpartition(".")[0])
+    return replace(first, name=template, members=members, layers=counts, meaning=meaning)
 
 
 def _natural(path: str) -> list[tuple[int, int, str]]:
     return [(0, int(word), "") if word.isdigit() else (1, 0, word) for word in re.split(r"[._]|(\d+)", path) if word]
-
-
-def _numbers(leaf: Any) -> np.ndarray | None:
-    try:
-        array = np.asarray(leaf)
-    except (TypeError, ValueError):
-        return None
-    if array.dtype == object or not array.size:
-        return None
-    return array.astype(np.float64, copy=False) if np.issubdtype(array.dtype, np.number) or is_floating(array) else None

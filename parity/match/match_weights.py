@@ -1,18 +1,18 @@
 """Proposes which of a torch module's numbers each JAX parameter holds, and runs both to be sure."""
 
 import math
+from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import einops
 import numpy as np
 from torch import nn
 
 from parity.gates.jax_side import exactly
 from parity.gates.pytrees import is_floating, paths
-from parity.gates.weight_map import Weight, axes_of, layers_of, read_row
-from parity.match.candidates import Proposal, Tensor, leaves
+from parity.gates.weight_map import Weight
+from parity.match.candidates import Parameter, Proposal, Tensor, numbers_of, parameters
 from parity.match.module_tensors import is_constant, tensors
 from parity.match.proposals import Matcher
 from parity.match.runs import Runs
@@ -54,9 +54,10 @@ def match_weights(
     module = getattr(module, "_orig_mod", module)  # as it was before torch.compile
     if ours is not None and any(parameter.is_meta for parameter in module.parameters()):
         raise ValueError("module is on the meta device, without numbers; expected one that can be run")
-    candidates, arrays = tensors(module)
-    proposals = Matcher(leaves(flat), candidates, arrays).proposals()
-    without = _without_equal(flat, proposals, candidates)
+    theirs, arrays = tensors(module)
+    sides = parameters(flat), theirs
+    proposals = Matcher(*sides, numbers_of(flat), arrays).proposals()
+    without = _without_equal(*sides, proposals)
     green, matters = False, dict[str, bool]()
     if ours is None:
         figures = "names and shapes alone; give ours= and inputs= to run both"
@@ -64,39 +65,31 @@ def match_weights(
         figures = f"not run: {len(without)} of ours have no equal in the module"
     else:
         with exactly():
-            proposals, green, figures, matters = verified(Runs(ours, params, module, inputs), proposals, candidates)
+            proposals, green, figures, matters = verified(Runs(ours, params, module, inputs), proposals, sides)
     rest = _left_over(module, proposals, matters)
     if needed := [name for name, matter in matters.items() if matter]:
         green = False
         figures += f"; but the module's outputs depend on {', '.join(needed)}, which no row takes"
     rows = tuple(row for proposal in proposals for row in _rows(proposal, green))
-    idle = _idle(module, rows) if green else ()
+    idle = _idle(module, proposals) if green else ()
     return WeightMatch(rows, without, rest, green, figures, idle)
 
 
-def _idle(module: nn.Module, rows: Sequence[MatchRow]) -> tuple[str | Weight, ...]:
+def _idle(module: nn.Module, proposals: Sequence[Proposal]) -> tuple[str | Weight, ...]:
     """The parameters that no row takes, and the rows of tables around those that one takes."""
-    parameters = {name: tuple(p.shape) for name, p in module.named_parameters()}
-    taken: dict[str, list[Weight]] = {}
-    for weight in (weight for row in rows for weight in read_row(row.ours, row.theirs)):
-        for name in layers_of(weight.name, parameters):
-            taken.setdefault(name, []).append(weight)
-    found: list[str | Weight] = [name for name in parameters if name not in taken]
-    for name, weights in taken.items():
-        if len(weights) > 1 or len(weights[0].part) != 1:
-            continue
-        [weight], [(axis, part)] = weights, weights[0].part.items()
-        axes = axes_of(weight.axes.split(" -> ")[1])
-        if not isinstance(part, tuple) or axis not in axes:
-            continue
-        size = einops.rearrange(np.empty(parameters[name], bool), weight.axes, **weight.sizes).shape[axes.index(axis)]
-        ends = [(start, stop) for start, stop in ((0, part[0]), (part[1], size)) if start < stop]
-        found += [replace(weight, name=name, part={axis: end}) for end in ends]
+    taken = {name for one in proposals for name in one.chosen.tensor.members}
+    found: list[str | Weight] = [name for name, _ in module.named_parameters() if name not in taken]
+    for chosen in (one.chosen for one in proposals if one.chosen.role is None and one.chosen.layout.part):
+        [(rows, cut)] = chosen.layout.part
+        start, stop = cut if isinstance(cut, tuple) else (cut, cut + 1)
+        for end in ((0, start), (stop, chosen.layout.sizes[rows])):
+            if end[0] < end[1]:
+                found += as_weights(replace(chosen, layouts=(replace(chosen.layout, part=((rows, end),)),)))
     return tuple(found)
 
 
 def _rows(proposal: Proposal, green: bool) -> Iterator[MatchRow]:
-    reason, leaf = proposal.reason, proposal.leaf
+    reason, ours = proposal.reason, proposal.ours
     confidence: Confidence = "likely" if proposal.sure else "unsure"
     if green and proposal.free:
         reason += "; the outputs do not depend on it"
@@ -104,43 +97,38 @@ def _rows(proposal: Proposal, green: bool) -> Iterator[MatchRow]:
         confidence = "verified"
         if not proposal.sure:
             reason = "tie broken by running both"
-    for one, numbers in zip(leaf.members or [leaf], np.ndindex(leaf.layers), strict=True):
-        yield MatchRow(one.path, one.shape, as_row(as_weights(proposal.chosen, numbers)), confidence, reason)
+    for path, numbers in zip(ours.members, np.ndindex(ours.layers), strict=True):
+        yield MatchRow(path, ours.shape, as_row(as_weights(proposal.chosen, numbers)), confidence, reason)
 
 
 def _without_equal(
-    flat: Mapping[str, Any], proposals: Sequence[Proposal], candidates: Sequence[Tensor]
+    ours: Sequence[Parameter], theirs: Sequence[Tensor], proposals: Sequence[Proposal]
 ) -> dict[str, str]:
     """Our parameters that no row is for, and why that may be."""
-    found = {path for one in proposals for path in one.leaf.paths}
-    meanings = {leaf.path: leaf.meaning for leaf in leaves(flat)}
-    said = {}
-    for path, leaf in flat.items():
-        if path in found:
-            continue
-        words, shape = meanings[path].words, list(leaf.shape)
-        tied = [one for one in candidates for other in one.aliases if "head" in other.words]
-        if "head" in words and tied:
-            said[path] = f"{shape}; the module shares its head with {tied[0].name}: tie yours too, or untie theirs"
-        else:
-            said[path] = f"{shape}; nothing that fits its shape and its name is left"
-    return said
+    found = {path for one in proposals for path in one.ours.members}
+    tied = [tensor.name for tensor in theirs for other in tensor.aliases if "head" in other.words]
+    why = "nothing that fits its shape and its name is left"
+    shared = f"the module shares its head with {tied[0]}: tie yours too, or untie theirs" if tied else why
+    return {
+        one.name: f"{list(one.shape)}; {shared if 'head' in one.meaning.words else why}"
+        for one in ours
+        if one.name not in found
+    }
 
 
 def _left_over(module: nn.Module, proposals: Sequence[Proposal], matters: Mapping[str, bool]) -> dict[str, str]:
     """What of the module no row takes, and why that may be."""
-    taken: dict[str, list[Proposal]] = {}
+    held = Counter[str]()
     for one in proposals:
-        for name in one.chosen.tensor.members:
-            taken.setdefault(name, []).append(one)
+        numbers = math.prod((*one.ours.layers, *one.ours.shape)) // math.prod(one.chosen.tensor.layers)
+        held.update(dict.fromkeys(one.chosen.tensor.members, numbers))
     said = {}
     parameters = dict(module.named_parameters())
     for name, tensor in [*parameters.items(), *module.named_buffers()]:
         shape = list(tensor.shape)
-        if name in taken:
-            held = sum(int(np.prod(one.leaf.shape)) // math.prod(one.chosen.tensor.layers) for one in taken[name])
-            if held < tensor.numel():
-                said[name] = f"{shape}; {tensor.numel() - held} of its numbers are in no row"
+        if name in held:
+            if held[name] < tensor.numel():
+                said[name] = f"{shape}; {tensor.numel() - held[name]} of its numbers are in no row"
         elif is_constant(name, tensor):
             said[name] = f"{shape}; a constant that the module makes itself"
         elif name not in parameters or not tensor.requires_grad:

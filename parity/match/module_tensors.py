@@ -1,14 +1,14 @@
-"""The parameters and buffers of a torch module as candidates: each by itself, and those of several layers as one."""
+"""The parameters and buffers of a torch module, as candidates."""
 
 import re
-from dataclasses import replace
 
 import numpy as np
 import torch
 from torch import nn
 
-from parity.match.candidates import Tensor, families
-from parity.match.parameter_names import ParameterName, understand
+from parity.gates.torch_side import from_torch, tied_names
+from parity.match.candidates import Tensor
+from parity.match.parameter_names import understand
 
 HEADS = (
     *("num_heads", "n_head", "n_heads", "num_attention_heads", "nhead", "heads"),
@@ -24,59 +24,34 @@ def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     everything = [*parameters.items(), *buffers.items()]
     held = {name: tensor for name, tensor in everything if not is_constant(name, tensor)}
-    kinds = {name: type(_owner(module, name)).__name__ for name in held}
-    names = understand(kinds)
-    aliases = _aliases(module, parameters)
-    places = {name: index / max(len(held) - 1, 1) for index, name in enumerate(held)}
-    single = [
+    kinds = {name: _kind(module, name) for name in held}
+    names, tied = understand(kinds), tied_names(module)
+    others = understand({other: _kind(module, other) for other in tied})
+    found = [
         Tensor(
-            name,
-            tuple(tensor.shape),
-            (name,),
-            (),
-            names[name],
-            aliases.get(name, ()),
-            kinds[name],
-            places[name],
-            name in buffers,
-            name in parameters and tensor.requires_grad,
-            _heads(module, name),
+            name=name,
+            shape=tuple(tensor.shape),
+            members=(name,),
+            layers=(),
+            meaning=names[name],
+            place=index / max(len(held) - 1, 1),
+            aliases=tuple(others[other] for other in tied if tied[other] == name),
+            kind=kinds[name],
+            buffer=name in buffers,
+            trained=name in parameters and tensor.requires_grad,
+            heads=_heads(module, name),
         )
-        for name, tensor in held.items()
+        for index, (name, tensor) in enumerate(held.items())
     ]
-    arrays = {name: _array(tensor) for name, tensor in held.items()}
-    stacked = [
-        replace(
-            several[0], name=meaning.path, members=tuple(one.name for one in several), layers=counts, meaning=meaning
-        )
-        for meaning, several, counts in families({one.name: one for one in single})
-    ]
-    return [*single, *stacked], arrays
+    return found, {name: _array(tensor) for name, tensor in held.items()}
 
 
 def _array(tensor: torch.Tensor) -> np.ndarray:
-    if tensor.is_meta:
-        return np.zeros(tuple(tensor.shape), np.float32)
-    tensor = tensor.detach().cpu()
-    array: np.ndarray = (tensor.float() if tensor.dtype == torch.bfloat16 else tensor).numpy()
-    return array
+    return np.zeros(tuple(tensor.shape), np.float32) if tensor.is_meta else from_torch(tensor)
 
 
-def _owner(module: nn.Module, name: str) -> nn.Module:
-    return module.get_submodule(name.rpartition(".")[0])
-
-
-def _aliases(module: nn.Module, parameters: dict[str, nn.Parameter]) -> dict[str, tuple[ParameterName, ...]]:
-    """What the other names of shared parameters say."""
-    first = {id(parameter): name for name, parameter in parameters.items()}
-    others: dict[str, list[str]] = {}
-    for name, parameter in module.named_parameters(remove_duplicate=False):
-        if name != first[id(parameter)]:
-            others.setdefault(first[id(parameter)], []).append(name)
-    return {
-        name: tuple(understand({other: type(_owner(module, other)).__name__ for other in more}).values())
-        for name, more in others.items()
-    }
+def _kind(module: nn.Module, name: str) -> str:
+    return type(module.get_submodule(name.rpartition(".")[0])).__name__
 
 
 def _heads(module: nn.Module, name: str) -> tuple[int, ...]:

@@ -50,7 +50,6 @@ _WEIGHTS = {
 class ParameterName:
     """What one name says."""
 
-    path: str
     leaf: Leaf
     said: str
     """The word for the leaf as it stands there: kernel, weight, scale ..."""
@@ -69,7 +68,7 @@ def understand(paths: Mapping[str, str]) -> dict[str, ParameterName]:
     for one in split:
         reader = _Reader(one, ordinals)
         words = reader.meaning()
-        found[one.path] = ParameterName(one.path, one.leaf, one.said, words, reader.numbers, one.parent)
+        found[one.path] = ParameterName(one.leaf, one.said, words, reader.numbers, one.parent)
     return found
 
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from parity.gates.measure import FLOAT64_BAR
 from parity.gates.projection import Tensors
-from parity.match.candidates import Candidate, Proposal, Tensor, leaves
+from parity.match.candidates import Candidate, Parameter, Proposal, Tensor
 from parity.match.proposals import ROTARY, Matcher
 from parity.match.runs import SHOWN, Runs
 from parity.match.weight_match import as_row, as_weights, said
@@ -22,7 +22,7 @@ SMALL = 1e-3
 
 
 def verified(
-    runs: Runs, proposals: Sequence[Proposal], candidates: Sequence[Tensor]
+    runs: Runs, proposals: Sequence[Proposal], sides: tuple[Sequence[Parameter], Sequence[Tensor]]
 ) -> tuple[list[Proposal], bool, str, dict[str, bool]]:
     """(the rows as running both leaves them, whether gate 1 is green, what was seen, which of the rest matter).
 
@@ -32,7 +32,7 @@ def verified(
     error = _gate(runs, found)
     tried = ""
     if error > SMALL:
-        found, lost, apart = _decided(runs, found, candidates)
+        found, lost, apart = _decided(runs, found, sides)
         if apart > SMALL:
             why = "the functions differ, or a row of another shape is wrong: first_difference says where"
             return found, False, f"gate 1 is red, {error:.1e}, and {apart:.1e} where no tie matters: {why}", {}
@@ -46,7 +46,7 @@ def verified(
         little = "; so little is rather rounding, or an eps, than a wrong row" if error <= SMALL else ""
         return found, False, f"gate 1 is red, {error:.1e}{tried}{little}", {}
     taken = _taken(found)
-    rest = [one.name for one in candidates if not one.layers and one.trained and one.name not in taken]
+    rest = [one.name for one in sides[1] if one.trained and one.name not in taken]
     depend = runs.depends_on({*taken, *rest}, runs.shaken(taken))
     found = [replace(one, free=not all(_each_layer(one, depend))) for one in found]
     return found, True, f"gate 1 is green, {error:.1e}{tried}", {name: bool(depend[name].any()) for name in rest}
@@ -73,19 +73,19 @@ def _each_layer(one: Proposal, where: Mapping[str, np.ndarray]) -> list[bool]:
 
 
 def _decided(
-    runs: Runs, proposals: Sequence[Proposal], candidates: Sequence[Tensor]
+    runs: Runs, proposals: Sequence[Proposal], sides: tuple[Sequence[Parameter], Sequence[Tensor]]
 ) -> tuple[list[Proposal], list[str], float]:
     """(the rows as gradients show them, the tensors that nothing fits, how far apart the sides are without ties)."""
     apart, ours, theirs = runs.gradients(proposals, _alike(proposals))
     if apart > SMALL:
         return [*proposals], [], apart
-    rest = {name: np.broadcast_to(0.0, tensor.shape) for tensor in candidates for name in tensor.members}
-    by_name = {one.leaf.path: one for one in proposals}
+    rest = {tensor.name: np.broadcast_to(0.0, tensor.shape) for tensor in sides[1]}
+    by_name = {one.ours.name: one for one in proposals}
     largest = max(float(np.abs(array).max()) for array in theirs.values())
     shows = {name: np.abs(array) > SHOWN * largest for name, array in theirs.items()}
     found, lost = [], []
-    for one in Matcher(leaves(ours), candidates, rest | theirs, max(1e-6, 10 * apart)).proposals():
-        was = by_name.get(one.leaf.path)
+    for one in Matcher(*sides, ours, rest | theirs, max(1e-6, 10 * apart)).proposals():
+        was = by_name.get(one.ours.name)
         how = "tie broken by running both" if one.chosen.equal else "left over by rows that running both decided"
         if was is None or (was.chosen.column, was.chosen.layout) != (one.chosen.column, one.chosen.layout):
             named = f"; by name it would be {_told(was.chosen, one.chosen)}" if was is not None and was.sure else ""

@@ -272,6 +272,7 @@ _OF_PAIRS = {
             "frequencies = 1000.0 ** ",
             "turned = jnp.arange(length) | return jnp.cos(turned), jnp.sin(turned)",
             f"{_NEOX}.rotary_emb",
+            "where theirs reads `freqs = position_ids",
         ),
         Fault(
             "the key is not rotated",
@@ -294,14 +295,16 @@ _OF_PAIRS = {
             '    x = layer_norm(params["norm"], x)\n    return x @ params["embedding"].T',
             '    return x @ params["embedding"].T',
             theirs=f"{_NEOX}.final_layer_norm | model.lm_head",
+            kinds="self.final_layer_norm(hidden_states)` here, ours goes on as without it",
         ),
         Fault(
             "one norm for both branches",
             "library",
             _BRANCHES,
             _BRANCHES.replace("post_attention_layernorm", "input_layernorm"),
-            "return centred * jax.lax.rsqrt(variance + 1e-5) | fed = feed_forward(p",
+            "return centred * jax.lax.rsqrt(variance + 1e-5) | fed = feed_forward(p | hidden = jax.nn.gelu(x @",
             f"{_LAYER}.mlp.dense_h_to_4h | {_LAYER}.input_layernorm",
+            "theirs reads `mlp_output = self.mlp(self.input_layernorm(hidden_states))`",
         ),
         Fault(
             "values rotated too",

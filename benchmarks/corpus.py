@@ -1,0 +1,193 @@
+"""A corpus of gigabytes: how fast it is tokenized, and what training on it keeps: `python -m benchmarks.corpus`."""
+
+import json
+import os
+import resource
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
+from itertools import islice
+from pathlib import Path
+
+import numpy as np
+
+from benchmarks.session import Options, Report, Session, by_turns, make_table, other_work, run_benchmark, spreads
+from jax_tformer.config.errors import Positive
+from twin.machine import Neighbours
+
+_WORDS, _DOCUMENT, _TOGETHER = 50_000, 150, 2**20
+_MARKS, _KILLED = (100, 300, 600), 340
+_MODEL = (
+    "--data.context-length 64 --training.batch-size 8 --training.log-every 1 --training.evaluate-batches 2 "
+    "--training.evaluate-every 10000 --training.checkpoint-every 100 --sample.count 1 --model.d-model 64 "
+    "--model.decoder.num-layers 2 --model.decoder.num-heads 2 --model.decoder.feedforward-width 128"
+)
+_NOTES = (
+    "By turns: encode_batch of the library tokenizers on all documents, a million characters at a time, without what "
+    "else there is to do; then jax-tformer tokenize, the whole command. Both take all cores. In brackets min..max.",
+    "processor: seconds of all threads and processes, which neighbours change less than the clock.",
+    "memory: of train.py at steps 100, 300 and 600, what is its own (RssAnon) and pages of files (RssFile), MiB; each "
+    "run once before, since compiling leaves memory behind that a program from the cache does not take.",
+)
+
+
+@dataclass(frozen=True)
+class CorpusOptions(Options):
+    """The options of this benchmark."""
+
+    bytes: Positive = 2_000_000_000
+    """Of the corpus, as JSON lines."""
+    folder: Path | None = None
+    """Where the corpus is made, or is already; None: a temporary folder."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Status 1 where a run that was killed does not end as one that was not."""
+    return run_benchmark("corpus", __doc__, arguments, _measure, CorpusOptions)
+
+
+def _measure(session: Session) -> Report:
+    size, others = 2_000_000 if session.quick else session.options.bytes, Neighbours()
+    with tempfile.TemporaryDirectory() as temporary:
+        folder = session.options.folder or Path(temporary)
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, part in {"small": max(size // 100, 2_000_000), "corpus": size}.items():
+            session.say(f"{part:,} bytes ...")
+            make_corpus(folder / f"{name}.jsonl", part)
+        _train_tokenizer(folder)
+        session.say("encode_batch and tokenize, by turns ...")
+        calls = {"encode_batch": partial(_encode, folder), "jax-tformer tokenize": partial(_tokenize, folder, "corpus")}
+        turns = by_turns(calls, session.rounds(1))
+        _tokenize(folder, "small")
+        session.say("training, watched, killed and gone on with ...")
+        steps = 12 if session.quick else _MARKS[-1] + 10
+        marks, killed = ((4, 8, 12), 6) if session.quick else (_MARKS, _KILLED)
+        memory = {name: _train(folder, name, steps, marks) for name in ("small", "corpus", "small", "corpus")}
+        whole = _losses(folder / "run corpus")
+        _train(folder, "corpus", steps, marks, killed)
+        same = _losses(folder / "run corpus") == whole
+    share, found = others.share(), {name: spreads(taken) for name, taken in turns.items()}
+    one, ours = found.values()
+    speeds = {
+        name: {"s": taken["whole"], "processor s": taken["processor"], "MB/s": size / 1e6 / taken["whole"]["median"]}
+        for name, taken in found.items()
+    }
+    ratios = [one[figure]["median"] / ours[figure]["median"] for figure in ("whole", "processor")]
+    speeds["encode_batch / tokenize"] = {"s": ratios[0], "processor s": ratios[1], "MB/s": None}
+    kept = {
+        name: {f"step {mark}": f"{own} + {files}" for mark, (own, files) in zip(marks, taken, strict=False)}
+        for name, taken in memory.items()
+    }
+    shown = [
+        make_table(f"{size:,} bytes of JSON lines", speeds),
+        make_table("memory of train.py, MiB", kept),
+        f"killed at step {killed} and gone on with: {'the same losses, to the bit' if same else 'OTHER LOSSES'}",
+        *other_work("all of it", share),
+    ]
+    figures = {"tokenizing": speeds, "memory": kept, "same": same, "other_work": share}
+    return Report(figures, {"tokenize": ours["whole"]}, shown, _NOTES, agreed=same)
+
+
+def make_corpus(path: Path, size: int) -> None:
+    """Writes JSON lines of about so many bytes, always the same: words of a large vocabulary, frequent ones often."""
+    if path.exists():
+        return
+    draw, written = np.random.default_rng(0), 0
+    syllables = np.array([a + b for a in "bcdfghjklmnprstvwz" for b in ("a", "e", "i", "o", "u", "er", "an", "th")])
+    parts = [syllables[draw.integers(0, len(syllables), _WORDS)] for _ in range(3)]
+    words = np.array([a + b * (n > 200) + c * (n > 5000) for n, (a, b, c) in enumerate(zip(*parts, strict=True))])
+    unfinished = path.with_suffix(".partial")
+    with open(unfinished, "w") as file:
+        while written < size:
+            lengths = draw.geometric(1 / _DOCUMENT, 1000)
+            said = words[np.minimum(draw.zipf(1.2, lengths.sum()) - 1, _WORDS - 1)]
+            for document in np.split(said, np.cumsum(lengths)[:-1]):
+                sentences = (" ".join(document[at : at + 12]) for at in range(0, len(document), 12))
+                written += file.write(json.dumps({"text": ". ".join(sentences)}) + "\n")
+    unfinished.rename(path)
+
+
+def _texts(path: Path) -> Iterator[list[str]]:
+    """Yields the documents in groups of about a million characters."""
+    group, waiting = list[str](), 0
+    with open(path) as lines:
+        for line in lines:
+            group.append(json.loads(line)["text"])
+            waiting += len(group[-1])
+            if waiting >= _TOGETHER:
+                yield group
+                group, waiting = [], 0
+    yield group
+
+
+def _train_tokenizer(folder: Path) -> None:
+    from jax_tformer.config.experiment import TokenizerConfig
+    from jax_tformer.data.tokenizers import Role, build_tokenizer
+
+    texts = [text for group in islice(_texts(folder / "corpus.jsonl"), 4) for text in group]
+    special: dict[Role, str] = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
+    build_tokenizer(TokenizerConfig("bpe", 2000), texts, special).save(folder / "tokenizer")
+
+
+def _encode(folder: Path) -> dict[str, float]:
+    import tokenizers
+
+    backend = tokenizers.Tokenizer.from_file(str(folder / "tokenizer" / "tokenizer.json"))
+    seconds = processor = 0.0
+    for group in _texts(folder / "corpus.jsonl"):
+        began, busy = time.perf_counter(), time.process_time()
+        backend.encode_batch_fast(group)
+        seconds, processor = seconds + time.perf_counter() - began, processor + time.process_time() - busy
+    return {"whole": seconds, "processor": processor}
+
+
+def _tokenize(folder: Path, name: str) -> dict[str, float]:
+    out = folder / f"shards {name}"
+    subprocess.run(["rm", "-rf", str(out)], check=True)
+    tokenizer = ["--data.tokenizer.kind", "huggingface", "--data.tokenizer.name", str(folder / "tokenizer")]
+    command = ["-m", "jax_tformer", "tokenize", str(folder / f"{name}.jsonl"), "--out", str(out), *tokenizer]
+    began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
+    subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL)
+    seconds, after = time.perf_counter() - began, resource.getrusage(resource.RUSAGE_CHILDREN)
+    return {"whole": seconds, "processor": after.ru_utime + after.ru_stime - before.ru_utime - before.ru_stime}
+
+
+def _train(
+    folder: Path, name: str, steps: int, marks: Sequence[int], killed: int | None = None
+) -> list[tuple[int, int]]:
+    """Trains on shards anew; returns MiB of RssAnon and RssFile at each mark. Kills the run, and goes on, if asked."""
+    run = folder / f"run {name}"
+    subprocess.run(["rm", "-rf", str(run)], check=True)
+    command = ["-m", "jax_tformer", "train", "text", "--data.path", str(folder / f"shards {name}"), "--run", str(run)]
+    command += [*_MODEL.split(), "--steps", str(steps)]
+    memory, waiting = list[tuple[int, int]](), list(marks) if killed is None else [killed]
+    with (
+        open(os.devnull, "w") as nowhere,
+        subprocess.Popen([sys.executable, *command], stdout=nowhere, stderr=nowhere) as program,
+    ):
+        while program.poll() is None and waiting:
+            if len(_losses(run)) >= waiting[0]:
+                told = dict(line.split(":", 1) for line in Path(f"/proc/{program.pid}/status").read_text().splitlines())
+                own, files = (int(told[kind].split()[0]) // 1024 for kind in ("RssAnon", "RssFile"))
+                memory.append((own, files))
+                waiting.pop(0)
+            time.sleep(0.05)
+        if killed is not None:
+            program.kill()
+    if killed is not None:
+        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+    return memory
+
+
+def _losses(run: Path) -> list[float]:
+    path = run / "metrics.jsonl"
+    lines = path.read_text().splitlines() if path.exists() else []
+    return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -16,7 +16,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from benchmarks import corpus, decoding, processes, startup, train_step
+from benchmarks import corpus, decoding, optimizers, processes, startup, train_step
 from benchmarks.session import Report, run_benchmark, spread
 from benchmarks.sides import OURS
 from benchmarks.sides.reference import Reference
@@ -47,6 +47,7 @@ def branches(tree):
         (train_step, ("vaswani-base, 2 x 6 source and 8 tokens", "jax_tformer", "torch_ref", "HF", "GFLOP/s")),
         (startup, ("from the command to the first step",)),
         (processes, ("two / one",)),
+        (optimizers, ("muon", "sgd", "by learning rate", "processor ms a step", "MiB")),
         (corpus, ("encode_batch / tokenize", "the same losses, to the bit")),
     ],
 )
@@ -83,6 +84,7 @@ def test_losses_that_disagree_are_a_failure(tmp_path, monkeypatch):
         (startup, ["--rounds", "two"], "two"),
         (startup, ["--device", "tpu"], "tpu"),
         (processes, ["--device", "gpu"], "expected cpu: the devices of this benchmark are virtual ones"),
+        (optimizers, ["--device", "gpu"], "expected cpu: this benchmark measures the processor's time"),
         (train_step, ["--model", "gpt"], "expected one of 'small gpt', 'gpt2', 'vaswani-base', 'bert-base'"),
     ],
 )

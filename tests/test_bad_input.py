@@ -63,7 +63,7 @@ def test_a_pair_without_a_tab(refuse, folder):
         ("dates --batch-size 1e12", "make the batch (--training.batch-size), "),
         ("--sample.max-new-tokens 1e12", "max_new_tokens is 1000000000000; expected fewer than 2^31"),
         ("--data.tokenizer.vocab-size 1e9", "vocab_size is 1000000000; expected at most 2^24"),
-        ("--model.decoder.activation gelu", "expected one of gelu_erf, gelu_tanh, relu, silu"),
+        ("--model.decoder.activation gelu", "expected one of gelu_erf, gelu_tanh, relu, relu_squared, silu"),
         ("masked-docs --data.context-length 4096", "max_positions is 128"),
         ("masked-docs --model.encoder.positions none --export out", BERT),
         ("--model.compute.attention cudnn", "attention is 'cudnn', which cannot compute this here"),

@@ -77,26 +77,6 @@ def test_losses_that_disagree_are_a_failure(tmp_path, monkeypatch):
     assert case["disagreement"]["HF"] < case["tolerance"] < case["disagreement"]["torch_ref"]
 
 
-@pytest.mark.parametrize(
-    ("program", "arguments", "said"),
-    [
-        (startup, ["--rounds", "0"], "rounds is 0; expected a whole number of at least 1"),
-        (startup, ["--rounds", "two"], "two"),
-        (startup, ["--device", "tpu"], "tpu"),
-        (processes, ["--device", "gpu"], "expected cpu: the devices of this benchmark are virtual ones"),
-        (optimizers, ["--device", "gpu"], "expected cpu: this benchmark measures the processor's time"),
-        (train_step, ["--model", "gpt"], "expected one of 'small gpt', 'gpt2', 'vaswani-base', 'bert-base'"),
-    ],
-)
-def test_bad_options_get_one_line(program, arguments, said, tmp_path, capsys):
-    assert program.main(["--quick", "--out", str(tmp_path / "none.json"), *arguments]) == 2
-    told = capsys.readouterr()
-    assert (told.out, told.err.count("\n")) == ("", 1)
-    assert told.err.startswith("python -m benchmarks.")
-    assert said in told.err
-    assert not list(tmp_path.iterdir())
-
-
 def test_what_cannot_be_started_says_why(tmp_path):
     side = Alone(f"{OURS}:Nobody", environment={})
     with pytest.raises(SideFailed, match="Nobody"):

@@ -154,7 +154,7 @@ DAMAGES = [
     (write("checksums.json", None), "it has no checksums.json"),
     (every(shutil.rmtree, lambda step: step.mkdir()), "it has no checksums.json"),
     (pipe("params/not_listed"), "params/not_listed is no regular file"),
-    (link(EXTRA), "extra.json is no regular file"),
+    (link(EXTRA, "../30/extra.json"), "extra.json is no regular file"),
     (link("checksums.json"), CHECKSUMS),
     *((write("checksums.json", text), CHECKSUMS) for text in (b"\xff\x00", "[1]", '{"files": []}', "[" * 100_000)),
     *((listed(EXTRA, size), CHECKSUMS) for size in (math.inf, "many", [])),

@@ -125,19 +125,6 @@ def test_a_fault_that_no_gate_sees_fails_its_test():
         run(("a", "failed", lambda parity: fault(parity, 1e-13)))
 
 
-def test_the_table_fits_the_terminal():
-    """A narrow one gets two tables, of some gates each."""
-    figures = Figures(Cell(row, gate, figure, 1e-12, "x") for (row, gate), figure in ALL.items())
-    for width, count in ((160, 1), (80, 2)):
-        text = table_text(figures, width, colour=False)
-        assert max(map(len, text.splitlines())) <= width
-        assert text.count("verdict") == text.count("gpt2") == count
-        assert "…" not in text
-        for gate in GATES.values():
-            assert gate.short in text
-    assert "\x1b[" in table_text(figures, 80, colour=True)
-
-
 def test_every_gate_has_a_column_and_a_text_of_its_own():
     """Gate 6 is two gates, and so is gate 8: each with a bar and a meaning, under a heading that tells them apart."""
     assert len({gate.meaning for gate in GATES.values()}) == len(set(map(short, GATES))) == len(GATES)

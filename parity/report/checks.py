@@ -55,10 +55,10 @@ class Checks:
     def figures(self) -> Figures:
         """All figures, once it is known how the tests ended."""
         return Figures(
-            Cell(check["row"] or self._row(test), *figure, self.outcomes.get(test) != "failed")
+            Cell(check["row"] or self._row(test), gate, figure, bar, name, self.outcomes.get(test) != "failed")
             for test in self.tests
             for check in self.checks(test)
-            for figure in check["figures"]
+            for gate, figure, bar, name in check["figures"]
         )
 
     @property

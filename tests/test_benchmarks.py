@@ -16,7 +16,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from benchmarks import corpus, decoding, processes, startup, train_step
+from benchmarks import corpus, decoding, optimizers, processes, startup, train_step
 from benchmarks.session import Report, run_benchmark, spread
 from benchmarks.sides import OURS
 from benchmarks.sides.reference import Reference
@@ -47,6 +47,7 @@ def branches(tree):
         (train_step, ("vaswani-base, 2 x 6 source and 8 tokens", "jax_tformer", "torch_ref", "HF", "GFLOP/s")),
         (startup, ("from the command to the first step",)),
         (processes, ("two / one",)),
+        (optimizers, ("muon", "sgd", "by learning rate", "processor ms a step", "MiB")),
         (corpus, ("encode_batch / tokenize", "the same losses, to the bit")),
     ],
 )

@@ -14,7 +14,13 @@ from parity import first_difference
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 NUMBERS = np.random.default_rng(3).standard_normal((6, 6))
-WEIGHTS = {"up": "up.weight", "down": "down.weight", "scale": "norm.weight", "bias": "norm.bias"}
+WEIGHTS = {
+    "up": "up.weight",
+    "down": "down.weight",
+    "scale": "norm.weight",
+    "bias": "norm.bias",
+    "positions": "positions.weight",
+}
 
 
 class Module(nn.Module):
@@ -27,6 +33,7 @@ class Module(nn.Module):
         self.norm = nn.LayerNorm(6)
         nn.init.normal_(self.norm.weight)
         nn.init.normal_(self.norm.bias)
+        self.positions = nn.Embedding(6, 6)
         self.between = between
 
     def forward(self, x):
@@ -110,6 +117,11 @@ CASES = {
         "theirs adds `branch = torch.tanh(branch * 1.1 + 0.1)`",
     ),
     "two branches less": (same, two_branches, "theirs computes `h = torch.tanh(m.up(m.norm(h))) + m.norm(h) + h` here"),
+    "a table less, before another place at which both scale what they agree on": (
+        lambda p, x, h: (jnp.tanh(x) / 3) @ normalise(p, h).T,
+        lambda m, x, h: (torch.tanh(x) * 3**-0.5) @ (m.norm(h + m.positions(torch.arange(6))) * 3**-0.5).T,
+        "theirs adds",
+    ),
     "what the layer of the same weight reads": (
         dead,
         lambda m, x, h: m.down(torch.tanh(m.up(m.norm(h)))),

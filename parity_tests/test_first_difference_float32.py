@@ -1,5 +1,7 @@
 """Libraries compute parts in float32 whatever they are given: `first_difference` looks behind that."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -115,11 +117,11 @@ def test_numbers_in_float32_are_what_somebody_wrote(number):
 class Rounded(nn.Module):
     """As models of others keep a table and a scale, in float32 beside the weights, and mask in two steps."""
 
-    def __init__(self):
+    def __init__(self, kept):
         super().__init__()
         torch.manual_seed(0)
         self.output = nn.Linear(WIDTH, WIDTH)
-        self.table = torch.cos(torch.arange(7)[:, None] / 100 ** torch.linspace(0, 1, WIDTH))
+        self.table = kept(torch.cos(torch.arange(7)[:, None] / 100 ** torch.linspace(0, 1, WIDTH)))
         self.scale = torch.sqrt(torch.tensor(float(WIDTH)))
 
     def forward(self, x):
@@ -144,13 +146,16 @@ def rounded(divided):
     return forward
 
 
-def test_a_scale_and_a_table_of_every_row_count_as_rounded():
+@pytest.mark.parametrize("kept", [lambda table: table, partial(nn.Parameter, requires_grad=False)])
+def test_a_scale_and_a_table_of_every_row_count_as_rounded(kept):
     """And a module that asks for the lowest number of its type, without naming the type, runs in float64."""
-    weights = {name: WEIGHTS[name] for name in ("output.kernel", "output.bias")}
-    found = first_difference(rounded(lambda scores: scores / np.sqrt(WIDTH)), Rounded(), weights, [X])
+    theirs = Rounded(kept)
+    params = {"output": {"kernel": theirs.output.weight.detach().T, "bias": theirs.output.bias.detach()}}
+    find = partial(first_difference, theirs=theirs, inputs=[X], params=jax.tree.map(np.asarray, params))
+    found = find(rounded(lambda scores: scores / np.sqrt(WIDTH)))
     assert not found, str(found)
     assert found.rounded
-    found = first_difference(rounded(lambda scores: scores / 7), Rounded(), weights, [X])
+    found = find(rounded(lambda scores: scores / 7))
     assert found.sure
     assert "/ 7" in found.ours.source
     assert "mask" not in found.kind, str(found)

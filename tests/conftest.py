@@ -1,13 +1,16 @@
 """What several files of tests start from: an empty folder, a finished run."""
 
+import re
 import subprocess
 import sys
+from functools import partial
 
 import pytest
 
+from jax_tformer import __main__ as console
 from jax_tformer.cli import generate, train
 from jax_tformer.terminal import run_program
-from tests.small_runs import TEXT, TINY, contents
+from tests.small_runs import TEXT, TINY, as_input, contents
 
 
 @pytest.fixture
@@ -16,21 +19,27 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+PROGRAMS = {
+    "train.py": partial(run_program, train.main, "train.py"),
+    "generate.py": partial(run_program, generate.main, "generate.py"),
+    "jax-tformer": console.main,
+}
+
+
 @pytest.fixture
 def refuse(folder, monkeypatch, capsys):
     """Runs a program that must refuse, with status 2 and one line, and leave the folder as it was; returns the line."""
 
-    def run(*arguments, program="train.py"):
+    def run(*arguments, program="train.py", typed=""):
         before = contents(folder)
         monkeypatch.setattr(sys, "argv", [program, *arguments])
+        monkeypatch.setattr(sys, "stdin", as_input(typed))
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
-            run_program(train.main if program == "train.py" else generate.main, program)
+            PROGRAMS[program]()
         output = capsys.readouterr()
-        assert stop.value.code == 2, output
-        assert output.err.startswith(f"{program}: error: ")
-        assert output.err.count("\n") == 1, output.err
-        assert output.out == ""
+        assert (stop.value.code, output.out, output.err.count("\n")) == (2, "", 1), output
+        assert re.match(rf"{program}( \w+)?: error: ", output.err)
         assert contents(folder) == before
         return output.err
 

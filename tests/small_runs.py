@@ -1,5 +1,6 @@
 """A run of two steps on one line of text, the command that makes it, and what stands in a folder."""
 
+import io
 import shutil
 from pathlib import Path
 
@@ -13,6 +14,11 @@ TINY = [
     *("--data.tokenizer.vocab-size", "None", "--training.steps", "2", "--training.batch-size", "2"),
     *("--training.evaluate-batches", "1", "--sample.max-new-tokens", "4", "--sample.count", "1"),
 ]
+
+
+def as_input(typed):
+    """A standard input that says `typed`, text or bytes."""
+    return io.TextIOWrapper(io.BytesIO(typed.encode() if isinstance(typed, str) else typed))
 
 
 def contents(folder):

@@ -1,13 +1,10 @@
 """Runs of tiny models that were never trained, and generate.py to speak with them, in this process."""
 
-import io
 import json
 import sys
 from contextlib import closing
-from pathlib import Path
 
 import jax
-import pytest
 
 from jax_tformer.cli import generate
 from jax_tformer.config import StackConfig, TransformerConfig
@@ -16,7 +13,7 @@ from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.functional import transformer
 from jax_tformer.runs.checkpoints import Checkpoints
 from jax_tformer.runs.folder import RunFolder
-from jax_tformer.terminal import run_program
+from tests.small_runs import as_input
 
 CONTEXT, SOURCE_LENGTH, TARGET_LENGTH = 32, 16, 12
 
@@ -59,7 +56,8 @@ class Program:
 
     def say(self, run, *arguments, typed=""):
         """Standard output of a call that succeeds, with `typed` on standard input."""
-        self._type(typed)
+        self._monkeypatch.setattr(sys, "stdin", as_input(typed))
+        self._capsys.readouterr()
         assert generate.main([str(self._runs / run), *arguments]) == 0
         output = self._capsys.readouterr()
         self.errors = output.err
@@ -71,24 +69,3 @@ class Program:
         # Not splitlines: a JSON string may hold other separators of lines.
         lines = self.say(run, *arguments, "--json", typed=typed).removesuffix("\n").split("\n")
         return [json.loads(line) for line in lines]
-
-    def refuse(self, run, *arguments, typed=""):
-        """The one line of a call that must end with status 2, say nothing else, and write nothing."""
-        self._type(typed)
-        self._monkeypatch.setattr(sys, "argv", ["generate.py", str(self._runs / run), *arguments])
-        before = self._files()
-        with pytest.raises(SystemExit) as stop:
-            run_program(generate.main, "generate.py")
-        output = self._capsys.readouterr()
-        assert (stop.value.code, output.out, output.err.count("\n")) == (2, "", 1), output
-        assert output.err.startswith("generate.py: error: ")
-        assert self._files() == before
-        return output.err
-
-    def _type(self, typed):
-        stream = io.BytesIO(typed.encode() if isinstance(typed, str) else typed)
-        self._monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(stream))
-        self._capsys.readouterr()
-
-    def _files(self):
-        return sorted([*self._runs.rglob("*"), *Path.cwd().rglob("*")])

@@ -2,7 +2,6 @@
 
 import os
 import time
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 
 import jax
@@ -161,25 +160,6 @@ def test_a_cache_that_may_only_be_read_is_read(monkeypatch):
     kept(["key"], lambda: MADE)
     monkeypatch.setattr(os, "utime", refuse)
     assert kept(["key"], refuse) == MADE
-
-
-def test_threads_at_once(folder, monkeypatch):
-    # One file has room.
-    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", "1500")
-
-    def start(number):
-        # Now and then somebody clears the cache.
-        if number % 5 == 4:
-            for path in files(folder):
-                path.unlink(missing_ok=True)
-        content = bytes([number % 2]) * 1000
-        return kept([str(number % 2)], lambda: content) == content
-
-    with ThreadPoolExecutor(4) as pool:
-        assert all(pool.map(start, range(100)))
-    left = files(folder)
-    assert ".partial" not in {path.suffix for path in left}
-    assert sum(path.stat().st_size for path in left) <= 1500
 
 
 def test_what_was_used_longest_ago_goes_first(folder, monkeypatch):

@@ -12,9 +12,9 @@ import pytest
 
 from jax_tformer.config import DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, TrainingConfig
+from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig
 from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
-from jax_tformer.files import differences, from_dict, to_dict
+from jax_tformer.files import from_dict, to_dict
 
 ROOT = Path(__file__).parents[1]
 
@@ -162,15 +162,6 @@ def test_damaged_json_is_refused_in_one_line(change, message):
     assert message in str(error.value)
     assert str(error.value).startswith("config.json is not a valid ExperimentConfig")
     assert "\n" not in str(error.value)
-
-
-def test_differences_name_the_fields():
-    old = EXPERIMENTS["dates"].config
-    new = dataclasses.replace(old, training=TrainingConfig(steps=7))
-    lines = differences(to_dict(old), to_dict(new))
-    assert "training.steps: 1500 -> 7" in lines
-    assert all(line.startswith("training.") for line in lines)
-    assert not differences(to_dict(old), to_dict(old))
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """The experiments that no other test trains, from the command to the files, and generation from what they leave."""
 
-import io
 import json
 import re
 import sys
@@ -12,6 +11,7 @@ from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.runs import metrics
 from jax_tformer.training import prepare
+from tests.small_runs import as_input
 
 SHORT = [
     *("--model.d-model", "16", "--model.encoder.num-layers", "1", "--model.encoder.feedforward-width", "16"),
@@ -87,15 +87,18 @@ def test_pairs_and_translation(tmp_path, capsys, monkeypatch):
     assert "bleu" not in figures, "three words have no run of four: it would be 0.00 of perfect answers too"
     assert re.fullmatch(r"(\d+) of \1 references have fewer than 4 tokens, .*", figures["no_bleu"])
     said = capsys.readouterr().out
-    assert "1 of 301 pairs (0.3%) are left out" in said
-    assert re.search(r"step 4  val_loss .*  exact_match 0\.\d+  no_bleu \(\d+ of \d+ references", said)
-    assert re.search(r"4 steps  .*  exact_match 0\.\d+  no_bleu \(", said)
-    assert re.search(r"held-out examples, 0 of \d+ exact", said)
+    for told in (
+        r"1 of 301 pairs \(0.3%\) are left out",
+        r"step 4  val_loss .*  exact_match 0\.\d+  no_bleu \(\d+ of \d+ references",
+        r"4 steps  .*  exact_match 0\.\d+  no_bleu \(",
+        r"held-out examples, 0 of \d+ exact",
+    ):
+        assert re.search(told, said)
 
-    assert generate.main([str(run), "--source", "the number 7"]) == 0
-    one = capsys.readouterr().out
-    monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(b"the number 7\r\n  the number 8\n")))
-    assert generate.main([str(run)]) == 0
-    two = capsys.readouterr().out
-    assert two.count("\n") == 2
-    assert two.startswith(one)
+    answers = []
+    for typed, flags in ((b"", ["--source", "the number 7"]), (b"the number 7\r\n  the number 8\n", [])):
+        monkeypatch.setattr(sys, "stdin", as_input(typed))
+        assert generate.main([str(run), *flags]) == 0
+        answers.append(capsys.readouterr().out)
+    assert answers[1].count("\n") == 2
+    assert answers[1].startswith(answers[0])

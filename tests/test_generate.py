@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -31,8 +32,7 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def program(runs, tmp_path, monkeypatch, capsys):
-    monkeypatch.chdir(tmp_path)
+def program(runs, folder, monkeypatch, capsys):
     return Program(runs, monkeypatch, capsys)
 
 
@@ -264,13 +264,13 @@ def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs, tmp_path, monkeypa
         ("mute PROMPT", "tokenizer.json does not exist"),
     ],
 )
-def test_what_cannot_be_is_refused(program, runs, tmp_path, call, message):
+def test_what_cannot_be_is_refused(refuse, runs, tmp_path, call, message):
     (tmp_path / "two.txt").write_text("one\ntwo\n")
     run, *flags = call.replace("PROMPT", "--prompt It").replace("LONG", LONG).split(" ")
     if run == "mute":
         subprocess.run(["cp", "-r", runs / "text", run := str(tmp_path / "mute")], check=True)
         (tmp_path / "mute" / "tokenizer.json").unlink()
-    assert message in program.refuse(run, *flags)
+    assert message in refuse(str(runs / run), *flags, program="generate.py")
 
 
 @pytest.mark.parametrize(
@@ -282,8 +282,9 @@ def test_what_cannot_be_is_refused(program, runs, tmp_path, call, message):
         (b"one\n" + LONG.encode(), "line 2 of {}: the prompt has 33 tokens"),
     ],
 )
-def test_lines_that_cannot_be(program, tmp_path, content, message):
-    assert message.format("standard input") in program.refuse("text", typed=content)
+def test_lines_that_cannot_be(refuse, runs, tmp_path, content, message):
+    ask = partial(refuse, str(runs / "text"), program="generate.py")
+    assert message.format("standard input") in ask(typed=content)
     (tmp_path / "lines.txt").write_bytes(content)
     # A file is known before anything is said.
-    assert message.format("lines.txt") in program.refuse("text", "--file", "lines.txt", "--batch-size", "1")
+    assert message.format("lines.txt") in ask("--file", "lines.txt", "--batch-size", "1")

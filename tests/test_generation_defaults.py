@@ -4,28 +4,11 @@ import pytest
 
 from jax_tformer.cli.generate import read_options
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.hub.folder import read_defaults
 
 
 def read(**given):
     return read_defaults(given, translates=False, where="a file")
-
-
-def test_what_is_never_said():
-    given = {"suppress_tokens": [4], "begin_suppress_tokens": [3, 2], "bad_words_ids": [[5], [6, 7]]}
-    sizes = {"encoder_no_repeat_ngram_size": 3, "no_repeat_ngram_size": 2}
-    tuples = {"suppress_tokens": (4,), "begin_suppress_tokens": (3, 2), "bad_words_ids": ((5,), (6, 7))}
-    found = read(**given, **sizes)
-    assert (found.ignored, DecodingConfig(**found.decoding)) == ((), DecodingConfig(**tuples, **sizes))
-    nothing = read(suppress_tokens=[], begin_suppress_tokens=None, bad_words_ids=[])
-    assert DecodingConfig(**nothing.decoding) == DecodingConfig()
-
-
-def test_drawing_is_kept_for_a_flag():
-    found = read(temperature=0.7, top_k=0, min_p=0.1)
-    assert (found.decoding, found.drawing) == ({}, {"temperature": 0.7, "top_k": None, "min_p": 0.1})
-    assert read(do_sample=True, top_p=0.9).decoding == {"temperature": 1.0, "top_k": 50, "top_p": 0.9}
 
 
 @pytest.mark.parametrize(

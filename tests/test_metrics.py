@@ -43,6 +43,7 @@ def write(path, lines, end=b"\n"):
         b"3",
         b'{"loss": 1.0}',
         b'{"step": true}',
+        b'{"step": -1}',
         b'{"step": 3, "loss": "low"}',
         b'{"step": 3, "loss": null}',
         b'{"step": 3, "loss": 1e999}',
@@ -200,14 +201,6 @@ def test_what_there_is_room_for(clock):
     assert shown(line, 44) == "  ".join([*whole[:2], whole[3]])
     assert shown(line, 60) == "  ".join(whole)
     assert re.fullmatch(rf"{whole[0]}  ━+ +{'  '.join(whole[1:])}", shown(line, 80))
-
-
-def test_labels_take_the_place_of_the_time_left(clock):
-    line = ProgressLine(0, 1500, pytest.fail, terminal())
-    with line.during("compiling"):
-        clock[0] += 12
-        assert shown(line, 40) == f"step 0/1500{'':13}  compiling 12 s"  # the bar is still empty
-    assert "compiling" not in shown(line, 80)
 
 
 def test_plain_lines_now_and_then_without_a_terminal(clock):

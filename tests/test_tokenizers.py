@@ -396,11 +396,10 @@ def test_the_article_s_ids_and_windows():
     expected = [14126, 352, 628, 198, 198, 1026, 373, 257, 6016, 4692, 1110, 287, 3035]
     ids = gpt2.encode("Chapter 1\n\n\n\nIt was a bright cold day in April")
     assert ids.tolist() == expected
-    every = np.arange(4)
-    assert windows(ids, 10, 1).read(every)["ids"].tolist() == [expected[first : first + 10] for first in every]
-    shifted = [50256, *expected]
-    inputs = windows(shift_right(ids, 50256), 10, 1).read(every)["ids"]
-    assert inputs.tolist() == [shifted[first : first + 10] for first in every]
+    every, shifted = np.arange(4), [50256, *expected]
+    rows = windows(np.array(shifted), 10, 1, labels=True).read(every)
+    assert rows["tokens"].tolist() == [shifted[first : first + 10] for first in every]
+    assert rows["labels"].tolist() == [expected[first : first + 10] for first in every]
     assert gpt2.encode_texts([memoryview(CORPUS.encode())]).tolist() == backend_ids(gpt2, CORPUS)
 
 

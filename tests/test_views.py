@@ -40,9 +40,3 @@ def test_layers_apart_and_together():
     layers = np.arange(24.0).reshape(4, 2, 3)
     np.testing.assert_array_equal(read(Stacked([*layers])), layers)
     np.testing.assert_array_equal(read(Part(layers, 2)), layers[2])
-
-
-@pytest.mark.parametrize("axes", ["a b c -> c", "(n o) i -> n o i", "(n o) 1 -> n o"])
-def test_shapes_that_do_not_fit(axes):
-    with pytest.raises(ValueError, match=r"shape \[7, 5\]"):
-        Rearranged(np.zeros((7, 5)), axes, {"n": 3})

@@ -52,7 +52,7 @@ class Accepted:
         found = {}
         for j in sorted(theirs.live() - self.put.keys()):
             row = theirs.rows[j]
-            if row.data or row.dtype not in _FLOATING or row.kind not in ("operation", "constant"):
+            if (row.data and row.kind != "parameter") or j in theirs.equal or row.dtype not in _FLOATING:
                 continue
             if row.features is not None:
                 near[j] = index.equals(row.features, 1e-4)

@@ -33,6 +33,8 @@ from parity.gates.measure import ParityError
 
 _POSITIONS = 500
 """With so many positions, angles that are a little wrong show."""
+_PAIRS = 4
+"""Starts of ours, at most, from which experiments are made."""
 _ROUNDS = 100
 """Values that are computed in parts on the other side, at most, one after the other."""
 
@@ -120,14 +122,17 @@ def explain(
     wrong, code = read_by_both(first, second, held_by) if together and not hidden else (None, False)
     if wrong and stage == "forward" and experiment(sides, first, second, (here, there), (of_same_weight,)):
         wrong = None  # it is what is multiplied by the weight that is another
-    agreed = tuple((ours.site(i), theirs.site(j)) for i, j in shared(first, second))
+    agreed = _agreed(first, second)
     if wrong is None and stage != "backward" and not hidden and not grown:
         what = kind(first, second) if together and not origin.exchanged else None
-        found = (
-            None if what else experiment(sides, first, second, (here, there), WAYS[: -1 if origin.exchanged else None])
-        )
-        if found:
-            return Difference(stage, found.ours, found.theirs, agreed, found.said, True, True, **about)
+        # What begins elsewhere may be the difference, and before them although the sides read nothing in common there.
+        pairs = [(first, second), (here[0], there[0])]
+        elsewhere = (paired(here[k:], there) for k in range(1, min(len(here), _PAIRS)))
+        pairs += [(one, other) for one, other, _ in elsewhere if one and other]
+        for one, other in dict.fromkeys(pairs) if not what else ():
+            if found := experiment(sides, one, other, (here, there), WAYS[: -1 if origin.exchanged else None]):
+                places = found.ours, found.theirs
+                return Difference(stage, *places, _agreed(one, other), found.said, True, True, **about)
     if origin.exchanged and wrong is None:
         said = f"{origin.said}: perhaps two weights are"
         return Difference(stage, *_places(first, second), (), said, False, False, **about)
@@ -143,8 +148,8 @@ def explain(
     places, sure = _places(first, second), together and (bool(what) or are_counterparts(first, second))
     if sure and not what and stage == "forward" and first.row.again and second.row.again:
         # A formula may be arranged in another way until some line: nothing behind that line may be wrong.
-        sure = len(here) > 1 and read_the_same(first, second)
-        mended = repaired(first, second) if len(here) == 1 else None
+        sure = first is here[0] and len(here) > 1 and read_the_same(first, second)
+        mended = repaired(first, second) if len(here) == 1 or first is not here[0] else None
         if mended is not None and not is_routed(ours, mended[0]):
             sure = not first.constants and ours.site(mended[0]).line == places[0].line
             places = ours.site(mended[0]), theirs.site(mended[1])
@@ -160,6 +165,10 @@ def _is_inherited(first: Start, second: Start) -> bool:
 
     before = max((apart(i, j) for i, j in shared(first, second)), default=0.0)
     return 1e-12 < before < 1e-5 and apart(first.number, second.number) < 100 * before
+
+
+def _agreed(first: Start, second: Start) -> tuple[tuple[Site, Site], ...]:
+    return tuple((first.values.site(i), second.values.site(j)) for i, j in shared(first, second))
 
 
 def counted(ours: Values, theirs: Values) -> dict[str, Any]:

@@ -191,6 +191,8 @@ class Recorder(TorchDispatchMode):
 
     def leaf(self, kind: Any, name: str, tensor: torch.Tensor) -> None:
         """A weight or an input."""
+        if (given := self._put.get(len(self.values.rows))) is not None:
+            tensor.data.copy_(torch.from_numpy(given))
         self._is(tensor, self.values.add(Value(kind, kind, name=name), tensor))
 
     def number(self, tensor: torch.Tensor) -> int:

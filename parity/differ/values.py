@@ -289,7 +289,7 @@ class Values:
         """Whether a value is nothing but another one in another shape."""
         row = self.rows[number]
         same_type = all(self.rows[i].dtype == row.dtype for i in row.inputs if self.rows[i].data)
-        return row.kind == "operation" and same_type and bool(_COPIES.search(row.operation))
+        return bool(row.inputs) and same_type and bool(_COPIES.search(row.operation))
 
     def leaf(self, number: int) -> int | None:
         """The parameter or input of which a value is a copy: a transpose, a slice, a reshaped one, one times 1."""

@@ -1,0 +1,142 @@
+"""The optimizers on `python-docs`, at equal steps: loss, time a step, memory: `python -m benchmarks.optimizers`."""
+
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from functools import partial
+from typing import Any
+
+from benchmarks.session import Options, Report, Session, by_turns, make_table, other_work, run_benchmark, spread
+from benchmarks.startup import TINY
+from jax_tformer.config.errors import Positive, require
+from jax_tformer.config.experiment import ExperimentConfig, OptimizerName
+from jax_tformer.config.presets import EXPERIMENTS
+from twin.machine import Neighbours
+
+_RATES: dict[OptimizerName, tuple[float, ...]] = {
+    "muon": (3e-3, 1e-2, 3e-2),
+    "adamw": (1e-3, 3e-3, 1e-2),
+    "adafactor": (3e-2, 1e-1, 3e-1),
+    "lion": (3e-4, 1e-3, 3e-3),
+    "sgd": (3e-2, 1e-1, 3e-1),
+}
+"""Learning rates; for each optimizer as many, a factor of about 3 apart."""
+_TOGETHER = 10
+_NOTES = (
+    "loss: held-out, nats a token, of one run for each learning rate; model, batches, schedule and decay are those of "
+    "the experiment, and so are the weights at the start.",
+    f"processor ms a step: of all threads, in turns of {_TOGETHER} steps, which neighbours change less than the clock; "
+    "in brackets min..max.",
+    "state: of the optimizer, in times of the parameters. MiB: of parameters, optimizer and batch; beside them: what "
+    "else a step takes, by the compiler.",
+)
+
+
+@dataclass(frozen=True)
+class OptimizerOptions(Options):
+    """The options of this benchmark."""
+
+    steps: Positive = 400
+    """Of each run."""
+
+
+def main(arguments: Sequence[str]) -> int:
+    """Status 1 where a run fails."""
+    return run_benchmark("optimizers", __doc__, arguments, _measure, OptimizerOptions)
+
+
+def _measure(session: Session) -> Report:
+    from jax_tformer.startup import set_malloc
+    from jax_tformer.terminal import parse
+
+    require(session.device == "cpu", "--device is 'gpu'; expected cpu: this benchmark measures the processor's time")
+    set_malloc(M_ARENA_MAX=1)
+    experiment, steps, others = EXPERIMENTS["python-docs"].config, session.options.steps, Neighbours()
+    if session.quick:
+        flags = f"{TINY} --training.evaluate-batches 1".split()
+        experiment, steps = parse(ExperimentConfig, flags, prog="", description="", default=experiment), 2
+    experiment = replace(experiment, training=replace(experiment.training, steps=steps))
+    rows: dict[str, dict[str, Any]] = {}
+    trainings: dict[OptimizerName, _Training] = {}
+    for name, rates in _RATES.items():
+        session.say(f"{name} ...")
+        losses = {}
+        for rate in rates[:1] if session.quick else rates:
+            trainings[name] = _Training(experiment, name, rate)
+            losses[rate] = trainings[name].to_the_end()
+        tried = ", ".join(f"{loss:.3f} ({rate:g})" for rate, loss in losses.items())
+        rows[name] = {"loss": min(losses.values()), "by learning rate": tried}
+    session.say("steps, by turns ...")
+    turns = by_turns({name: run.turn for name, run in trainings.items()}, session.rounds(1 if session.quick else 9))
+    for name, run in trainings.items():
+        rows[name] |= {"processor ms a step": spread(turns[name], 1000)} | run.memory()
+    share = others.share()
+    shown = [make_table(f"python-docs, {steps} steps", rows), *other_work("all of it", share)]
+    ours = {name: spread(taken) for name, taken in turns.items()}
+    return Report({"optimizers": rows, "other_work": share}, ours, shown, _NOTES)
+
+
+class _Training:
+    """A training as train.py does it."""
+
+    def __init__(self, experiment: ExperimentConfig, name: OptimizerName, rate: float) -> None:
+        from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+        from jax_tformer.functional import transformer
+        from jax_tformer.runs.evaluation import Evaluator
+        from jax_tformer.startup import keep_freed_memory, set_up_jax
+        from jax_tformer.training.optimizer import optimizer
+        from jax_tformer.training.prepare import fit_to_devices, prepare
+        from jax_tformer.training.sharding import abstract_batch, make_mesh, place_batch
+
+        data, training = experiment.data, experiment.training
+        set_up_jax(experiment.model)
+        tokenizer = build_tokenizer_for(data)
+        pipeline = build_pipeline(data, training, tokenizer)
+        mesh = make_mesh(experiment.mesh, training.batch_size)
+        shape = abstract_batch(mesh, pipeline.evaluation[0])
+        net = transformer(fit_to_devices(experiment.model.with_vocab_size(tokenizer.vocab_size), shape, mesh, 1))
+        chosen = replace(experiment.optimizer, name=name, learning_rate=rate)
+        prepared = prepare(net, optimizer(chosen, training.steps), mesh, training, shape)
+        self._step: Any = prepared.step.compile()
+        keep_freed_memory(self._step)
+        self._state, self._steps = prepared.first_state(None), training.steps
+        self._place, self._batches = partial(place_batch, mesh), pipeline.train
+        self._evaluate = Evaluator(net, data, pipeline, tokenizer, mesh)
+
+    def to_the_end(self) -> float:
+        """Takes all steps; returns the held-out loss."""
+        self._take(self._steps)
+        loss: float = self._evaluate(self._state.params)["val_loss"]
+        return loss
+
+    def turn(self) -> float:
+        """Returns the processor's seconds of a step."""
+        began = time.process_time()
+        self._take(_TOGETHER)
+        return (time.process_time() - began) / _TOGETHER
+
+    def _take(self, steps: int) -> None:
+        import jax
+
+        for number in range(steps):
+            self._state, _ = self._step(self._state, self._place(self._batches[number]))
+        jax.block_until_ready(self._state)
+
+    def memory(self) -> dict[str, float]:
+        """Returns what the table says of memory."""
+        import jax
+
+        needs = self._step.memory_analysis()
+        sizes = [
+            sum(leaf.nbytes for leaf in jax.tree.leaves(tree)) for tree in (self._state.opt_state, self._state.params)
+        ]
+        return {
+            "state": sizes[0] / sizes[1],
+            "MiB": needs.argument_size_in_bytes / 2**20,
+            "beside them": needs.temp_size_in_bytes / 2**20,
+        }
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

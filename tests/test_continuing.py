@@ -23,7 +23,7 @@ from jax_tformer.runs.metrics import read_metrics
 from tests.small_runs import TEXT, TINY, contents, losses
 
 FLAGS = [
-    *(*TINY, "--model.dropout.residual", "0.1", "--optimizer.schedule", "constant"),
+    *(*TINY, "--data.tokenizer.kind", "bytes", "--model.dropout.residual", "0.1", "--optimizer.schedule", "constant"),
     *("--training.log-every", "1", "--training.evaluate-every", "2"),
 ]
 
@@ -127,7 +127,10 @@ def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
 
     def init(project, name, config, resume):
         calls.append((project, name, config["training"]["steps"], resume))
-        log = lambda figures, step: calls.append({"step": step} | figures)  # noqa: E731
+
+        def log(figures, step):
+            calls.append({"step": step} | figures)
+
         return types.SimpleNamespace(log=log, finish=lambda: calls.append("finished"))
 
     trackio = types.ModuleType("trackio")

@@ -1,6 +1,7 @@
 """The tables of Gemma 1 to 3 (Gemma Team, 2024; 2024; 2025), `transformers.GemmaForCausalLM` and so on."""
 
 from dataclasses import replace
+from typing import Any
 
 from jax_tformer.config import RotaryConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
@@ -114,11 +115,12 @@ def _window(config: Settings) -> object:
 
 
 def _nest2(written: Settings) -> dict[str, object]:
-    scale = written["query_pre_attn_scalar"]
+    scale: Any = written["query_pre_attn_scalar"]
     widths = {"head_width": written["head_dim"], "model_width": written["hidden_size"], "none": 1}
-    number = widths[scale] if isinstance(scale, str) else scale
+    number: Any = widths.get(scale, scale)
     nested = layer_types.nest(rope.nest(written))
-    return {**nested, "sliding_window": written["window"], "query_pre_attn_scalar": number}
+    # Their field is a whole number: a scale that is none is refused, because it is not what is read back.
+    return {**nested, "sliding_window": written["window"], "query_pre_attn_scalar": int(number)}
 
 
 def _nest3(written: Settings) -> dict[str, object]:

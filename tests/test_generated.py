@@ -136,3 +136,19 @@ def test_words_are_apart_at_white_space():
     tokenizer = build_tokenizer_for(data)
     assert tokenizer.can_be_cut
     assert tokenizer.decode(tokenizer.encode("90 +\n9 = 2")) == "90 + 9 = 2"
+
+
+@pytest.mark.parametrize(
+    ("row", "recipe", "figure", "digits"),
+    [
+        ("SCAN, simple split", "scan-simple", "exact_match", 3),
+        ("SCAN, by length", "scan-length", "exact_match", 3),
+        ("SCAN, add jump", "scan-jump", "exact_match", 4),
+        ("addition modulo 97 that groks", "grokking", "val_accuracy", 3),
+    ],
+)
+def test_the_table_of_recipes_says_what_the_logs_say(row, recipe, figure, digits):
+    drawn = run_path(str(ROOT / "docs" / "draw_recipes.py"))
+    lines = (ROOT / "docs" / "recipes.md").read_text().splitlines()
+    [said] = [line for line in lines if line.startswith(f"| {row} |")]
+    assert drawn["in_words"](drawn["reached"](recipe, figure), digits) in said

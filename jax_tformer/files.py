@@ -162,6 +162,19 @@ def require_writable(folder: Path) -> None:
 
 
 @contextmanager
+def locked(path: Path, out: Path) -> Iterator[None]:
+    """Locks a file or folder while `out` is written; raises InputError if another process has locked it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise InputError(f"another process is writing {out}; wait for it, or choose another folder") from error
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out`, to write to, that takes its place in the end: a folder by that name is complete.
 
@@ -176,11 +189,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     if os.path.lexists(beside) and {*there} not in (set(), {"lock"}, {"lock", out.name}):
         raise InputError(f"{beside} is in the way, and is no unfinished copy of {out.name}; move it elsewhere")
     beside.mkdir(exist_ok=True)
-    with open(lock, "a") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"another process is writing {out}; wait for it, or choose another folder") from error
+    lock.touch()
+    with locked(lock, out):
         try:
             if whole.exists():
                 shutil.rmtree(whole)

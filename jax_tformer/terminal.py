@@ -98,12 +98,6 @@ def as_called(text: str) -> str:
     return re.sub(r"(?<![\w./-])(python )?(train|generate|compare)\.py\b", r"jax-tformer \2", text)
 
 
-def say_version() -> int:
-    """Prints what `--version` asks for."""
-    print(f"jax-tformer {__version__}")
-    return 0
-
-
 def parse(
     kind: Callable[..., C],
     arguments: Sequence[str],
@@ -251,7 +245,11 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A model may write any character, whatever the locale says.
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-        status = say_version() if sys.argv[1:] == ["--version"] else program(sys.argv[1:])
+        status = 0
+        if sys.argv[1:] == ["--version"]:
+            print(f"jax-tformer {__version__}")
+        else:
+            status = program(sys.argv[1:])
         sys.stdout.flush()
     except InputError as error:
         status = 2

@@ -106,6 +106,7 @@ class Tokenizer:
     Attributes: `vocab_size`, the highest id (special tokens included) plus one; `table_rows`, those that text and
     roles need of a model's table; `id_type`, uint16 or int32, the NumPy type that holds all ids; `start_id`,
     `end_id`, `pad_id` and `mask_id`, None if no token has that role. Without a padding token the end token pads.
+    `has_table`: ids are looked up in a table of bytes or characters, which is faster than a cache of ids on disk.
     `framing` has the special tokens around the texts of a checkpoint; with None, each kind of data adds its own.
     `cleans_spaces`: decoding takes spaces before punctuation out.
 
@@ -144,6 +145,7 @@ class Tokenizer:
         self._added = re.compile("|".join(map(re.escape, spelled)) or "(?!)")
         outline = json.loads(backend.to_str())
         self._table = _table(outline, self._special)
+        self.has_table = self._table is not None
         self.cleans_spaces = cleans_spaces(outline["decoder"])
 
     def framed(self, start_id: int | None = None, end_ids: tuple[int, ...] | None = None) -> "Tokenizer":
@@ -163,11 +165,6 @@ class Tokenizer:
         if found is None:
             raise InputError(f"the tokenizer has no {role} token; expected one, {purpose}; use another tokenizer")
         return found
-
-    @property
-    def has_table(self) -> bool:
-        """Whether ids are looked up in a table of bytes or characters, which is faster than a cache of ids on disk."""
-        return self._table is not None
 
     @property
     def ordinary_ids(self) -> np.ndarray:

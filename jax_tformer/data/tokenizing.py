@@ -4,7 +4,6 @@ Whatever the number of processes, the shards are the same, to the byte.
 """
 
 import ctypes
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -12,7 +11,6 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
 from dataclasses import asdict, dataclass, field
 from functools import cache
 from hashlib import sha256
@@ -25,7 +23,7 @@ from jax_tformer.config.errors import InputError, Positive, Rate, check_fields, 
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.sources import FORMATS, HEADER_BYTES, MANIFEST, digest, documents, seal
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
-from jax_tformer.files import read_json, sync, write_json
+from jax_tformer.files import locked, read_json, sync, write_json
 
 PARTS = ("train", "val")
 _UNFINISHED = "unfinished.json"
@@ -146,7 +144,7 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     waiting = deque[tuple[_Group, Future[list[np.ndarray]]]]()
     console = Console(stderr=True)
-    with _locked(out), Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with locked(out, out), Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         writer = _Writer(out, tokenizer, config)
         task = bar.add_task("tokenizing", total=sum(path.stat().st_size for path in files))
         groups = _groups(files, config, tokenizer.can_be_cut, lambda size: bar.advance(task, size))
@@ -174,18 +172,6 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
         finally:
             writer.save()
         return writer.finish(group)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise InputError(f"another process is writing {folder}; wait for it, or choose another folder") from error
-    finally:
-        os.close(descriptor)
 
 
 def _end_with_parent() -> None:

@@ -186,8 +186,10 @@ def new_folder(out: Path) -> Iterator[Path]:
     lock = beside / "lock"
     beside.parent.mkdir(parents=True, exist_ok=True)
     there = os.listdir(beside) if beside.is_dir() and not beside.is_symlink() else [str(beside)]
-    if os.path.lexists(beside) and {*there} not in (set(), {"lock"}, {"lock", out.name}):
-        raise InputError(f"{beside} is in the way, and is no unfinished copy of {out.name}; move it elsewhere")
+    require(
+        not os.path.lexists(beside) or {*there} in (set(), {"lock"}, {"lock", out.name}),
+        f"{beside} is in the way, and is no unfinished copy of {out.name}; move it elsewhere",
+    )
     beside.mkdir(exist_ok=True)
     lock.touch()
     with locked(lock, out):

@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.model.masks import require_mask
 from jax_tformer.model.parameters import (
     Declared,
@@ -86,8 +86,10 @@ class Transformer(Generic[Model]):
 
     def _bind(self, params: Params, ids: Array, **marks: Array | None) -> Model:
         """Binds parameters with stacked layers; `marks` must have the shape of `ids`, and None is left out."""
-        if any(isinstance(leaf, tuple) for leaf in flatten(params).values()):
-            raise InputError("the parameters have layers apart, for generate and stream; expected those of init")
+        require(
+            not any(isinstance(leaf, tuple) for leaf in flatten(params).values()),
+            "the parameters have layers apart, for generate and stream; expected those of init",
+        )
         for name, mark in marks.items():
             require_mask(name, mark, ids.shape[:2])
         return self.bind(params)

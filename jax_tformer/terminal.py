@@ -18,7 +18,7 @@ from itertools import dropwhile, takewhile
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from jax_tformer.config.errors import InputError, TrainingFailed, reason_of
+from jax_tformer.config.errors import InputError, TrainingFailed, reason_of, require
 
 if TYPE_CHECKING:
     from tyro.constructors import ConstructorRegistry
@@ -240,8 +240,7 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     message = None
     try:
-        if sys.stdout is None:
-            raise InputError("standard output is closed; redirect it to a file, or to /dev/null")
+        require(sys.stdout is not None, "standard output is closed; redirect it to a file, or to /dev/null")
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A model may write any character, whatever the locale says.
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")

@@ -342,11 +342,11 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     )
     if options.report:
         _require_report(folder, before, experiment)
-    if before is None and not named:
-        raise InputError(
-            f"there is no run in {folder.path} to continue; check the path, or name the experiment to begin "
-            f"there, as in train.py EXPERIMENT --run {folder.path}"
-        )
+    require(
+        before is not None or named,
+        f"there is no run in {folder.path} to continue; check the path, or name the experiment to begin "
+        f"there, as in train.py EXPERIMENT --run {folder.path}",
+    )
     if before is None and experiment.init is not None:
         from jax_tformer.runs.begin import require_same_architecture
 
@@ -402,11 +402,11 @@ def _require_same_experiment(folder: "RunFolder", run: ExperimentConfig, name: s
     """Raises InputError if the run in `folder` is known not to be of the experiment `name`."""
     began = folder.began_as()
     kinds = [(type(config.data).__name__, config.data.source) for config in (run, EXPERIMENTS[name].config)]
-    if began != name and (began is not None or kinds[0] != kinds[1]):
-        raise InputError(
-            f"{folder.path} holds a run of {began or 'another experiment'}, not of {name}; continue it without a name, "
-            "with --run alone, or start again with a new --run or --resume no"
-        )
+    require(
+        began == name or (began is None and kinds[0] == kinds[1]),
+        f"{folder.path} holds a run of {began or 'another experiment'}, not of {name}; continue it without a name, "
+        "with --run alone, or start again with a new --run or --resume no",
+    )
 
 
 def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: ExperimentConfig) -> None:

@@ -499,8 +499,7 @@ def _load_huggingface(name: str | None, revision: str | None) -> Tokenizer:
             "tokenizer kind is 'huggingface' without a name; give --data.tokenizer.name a folder or a hub name"
         )
     if user_path(name).is_dir():
-        if revision is not None:
-            raise InputError(f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
+        require(revision is None, f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
         return load_tokenizer(user_path(name))
     # Tokenizer.from_pretrained would not fetch the files that hold the roles.
     return load_tokenizer(hub_folder("tokenizer", name, revision, "--data.tokenizer.revision", _HUB_FILES))

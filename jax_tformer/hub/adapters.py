@@ -142,8 +142,7 @@ def load_adapters(
     adapters of another model.
     """
     path = user_path(folder)
-    if net.config.lora is not None:
-        raise InputError("the model has adapters already; expected one without, as merge_lora returns")
+    require(net.config.lora is None, "the model has adapters already; expected one without, as merge_lora returns")
     require((path / CONFIG).exists(), f"{path} has no {CONFIG}; expected a folder that PEFT's save_pretrained wrote")
     require(
         (path / WEIGHTS).exists() or not (path / PICKLE).exists(),
@@ -220,11 +219,11 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         if name not in _CHANGE_NOTHING and value and value != "none":
             raise InputError(f"{path} has {name} {value!r}, which our adapters cannot express; expected it unset")
     start = said.get("init_lora_weights")
-    if isinstance(start, str) and start not in ("gaussian", "eva", "orthogonal"):
-        raise InputError(
-            f"{path} has init_lora_weights {start!r}, which changes the model itself; expected adapters beside it: "
-            "let PEFT convert them (path_initial_model_for_weight_conversion)"
-        )
+    require(
+        not isinstance(start, str) or start in ("gaussian", "eva", "orthogonal"),
+        f"{path} has init_lora_weights {start!r}, which changes the model itself; expected adapters beside it: "
+        "let PEFT convert them (path_initial_model_for_weight_conversion)",
+    )
     for name, whole in (("r", True), ("lora_alpha", False)):
         value = said.get(name)
         if not isinstance(value, int if whole else int | float) or isinstance(value, bool) or value <= 0:
@@ -255,8 +254,10 @@ def _read(
     ranks = {name: int(_pattern(said, "rank_pattern", name, said["r"])) for name in theirs}
     stabilized = bool(said.get("use_rslora"))
     for name, (a, _) in theirs.items():
-        if len(a) != ranks[name]:
-            raise InputError(f"{name}.lora_A has {len(a)} rows, and {CONFIG} says rank {ranks[name]}; expected as many")
+        require(
+            len(a) == ranks[name],
+            f"{name}.lora_A has {len(a)} rows, and {CONFIG} says rank {ranks[name]}; expected as many",
+        )
     if own is not None and _is_own(own, found, theirs) and own.rank_stabilized == stabilized:
         return own, read_adapters(found, theirs, own)
     targets = {part.split(".")[-1] for name in theirs for part in found[name].parts}

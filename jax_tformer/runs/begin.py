@@ -272,11 +272,11 @@ class Resumption:
             "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run",
         )
         steps = self._experiment.training.steps
-        if reached > steps or (reached == steps != planned):
-            raise InputError(
-                f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
-                "(--report shows the results of a run)"
-            )
+        require(
+            reached < steps or reached == steps == planned,
+            f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
+            "(--report shows the results of a run)",
+        )
         self._best = self._checkpoints.best_loss()
         self._frozen_saved = True
         self.notes += restored.skipped

@@ -330,8 +330,10 @@ class Trained(NamedTuple):
 
 def parse_checkpoint(asked: str) -> "Which":
     """Parses the value of --checkpoint for `load_trained`; raises InputError if it is not valid."""
-    if re.fullmatch("newest|best|average|last-[1-9][0-9]{0,17}|[0-9]{1,18}", asked) is None:
-        raise InputError(f"--checkpoint is {asked!r}; expected newest, best, average, last-N, or the number of a step")
+    require(
+        re.fullmatch("newest|best|average|last-[1-9][0-9]{0,17}|[0-9]{1,18}", asked) is not None,
+        f"--checkpoint is {asked!r}; expected newest, best, average, last-N, or the number of a step",
+    )
     return int(asked) if asked.isdecimal() else None if asked == "newest" else asked
 
 

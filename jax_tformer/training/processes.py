@@ -137,8 +137,10 @@ def join(config: DistributedConfig) -> None:
 
 def require_alone(program: str, config: DistributedConfig | None = None) -> None:
     """Raises InputError if a launcher or `config` describes several processes of a `program` that cannot use them."""
-    if config is not None and config.coordinator is not None:
-        raise InputError(f"{program} runs in one process; leave --distributed out, and start one")
+    require(
+        config is None or config.coordinator is None,
+        f"{program} runs in one process; leave --distributed out, and start one",
+    )
     _, count, _ = _find_launcher()
     require(
         count <= 1,
@@ -196,8 +198,7 @@ def ask_first(work: Callable[[], T]) -> T:
     said = _hear(name, 0)
     if failure is not None:
         raise failure
-    if said["failure"] is not None:
-        raise InputError(f"the first process stopped: {said['failure']}")
+    require(said["failure"] is None, f"the first process stopped: {said['failure']}")
     found: T = said["answer"]
     return found
 
@@ -220,8 +221,7 @@ def together() -> Iterator[None]:
     if failure is not None:
         raise failure
     for number, told in enumerate(refusals):
-        if told is not None:
-            raise InputError(f"process {number} of {count()} stopped: {told}")
+        require(told is None, f"process {number} of {count()} stopped: {told}")
 
 
 def first_then_others(work: Callable[[], T]) -> T:

@@ -24,6 +24,8 @@ import dacite
 from jax_tformer.config.errors import InputError, require
 
 C = TypeVar("C")
+Json = dict[str, Any]
+"""An object of JSON."""
 SMALL = 2**24
 """The most bytes of a small file, such as a config."""
 _DEEPEST = 64
@@ -86,7 +88,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+def to_dict(config: Any) -> Json:
     """The config as nested dicts of plain JSON values."""
     return dataclasses.asdict(config)
 

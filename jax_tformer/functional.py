@@ -206,7 +206,7 @@ def transformer(config: TransformerConfig) -> AnyTransformer:
     return EncoderOnlyTransformer(config) if config.decoder is None else EncoderDecoderTransformer(config)
 
 
-def short_summary(config: TransformerConfig, shapes: dict[str, Any]) -> str:
+def short_summary(config: TransformerConfig, shapes: Params) -> str:
     """Lists the stacks with their widths, the types, and the number of parameters of each part, a line each."""
     stacks = [f"  {name}: {_stack(config, stack)}" for name, stack in config.stacks.items()]
     chosen = f"{config.vocab_size:,} tokens" if config.predicts_tokens else f"{config.classes} classes"
@@ -219,7 +219,7 @@ def short_summary(config: TransformerConfig, shapes: dict[str, Any]) -> str:
     return "\n".join([*stacks, f"  head: {head}{tied}", types, f"  {sum(parts.values()):,} parameters: {counts}"])
 
 
-def parameter_table(shapes: dict[str, Any]) -> str:
+def parameter_table(shapes: Params) -> str:
     """Lists each parameter with its shape, number and bytes, and then the sums of each part and of all."""
     rows = [("parameter", "shape", "number", "bytes")]
     parts = shapes if len(shapes) > 1 else {}
@@ -246,7 +246,7 @@ def _stack(config: TransformerConfig, stack: StackConfig) -> str:
     )
 
 
-def _sizes(tree: dict[str, Any] | jax.ShapeDtypeStruct) -> tuple[str, str]:
+def _sizes(tree: Params | jax.ShapeDtypeStruct) -> tuple[str, str]:
     leaves = jax.tree.leaves(tree)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     return f"{sum(leaf.size for leaf in leaves):,}", f"{size:,}"

@@ -31,7 +31,7 @@ from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data import generated
 from jax_tformer.data.order import held_out_items
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
-from jax_tformer.files import kept, read_json, shortened, user_path
+from jax_tformer.files import Json, kept, read_json, shortened, user_path
 
 T = TypeVar("T")
 D = TypeVar("D", bound=TextData | PairData)
@@ -145,7 +145,7 @@ class Blocks(Iterable[bytes]):
                 # Half of a line end waits for the other.
                 held = b"\r" if block and text.endswith(b"\r") else b""
                 text = text.removesuffix(held).replace(b"\r\n", b"\n")
-                at = at + len(block)
+                at += len(block)
                 empty = empty and not text.strip()
                 yield text
         require(not empty, f"{path} is empty; expected text")
@@ -499,8 +499,8 @@ class StoredIds:
                 except OSError as error:
                     raise InputError(f"{path} cannot be read any more ({error.strerror}); {mend}") from error
                 require(len(found[-1]) == count, f"{path} has become shorter since the start; {mend}")
-                missing = missing - count
-                first = first + count
+                missing -= count
+                first += count
             first -= size
         return np.concatenate(found)
 
@@ -603,13 +603,13 @@ def _read_index(path: Path) -> "tuple[np.dtype[Any], int, int]":
     return np.dtype(_INDEX_TYPES[int(kind)]), 0, int(lengths.sum(dtype=np.int64))
 
 
-def seal(values: dict[str, Any]) -> str:
+def seal(values: Json) -> str:
     """Returns the checksum of all in a manifest but its "checksum"."""
     rest = {name: value for name, value in values.items() if name != "checksum"}
     return sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path) -> Json | None:
     """Reads the manifest of a folder of shards; None if others wrote them. Raises InputError if it is damaged."""
     path = folder / MANIFEST
     if not path.exists():
@@ -624,7 +624,7 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     return dict(values)
 
 
-def _check_own(paths: Sequence[Path], manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
+def _check_own(paths: Sequence[Path], manifest: Json, tokenizer: Tokenizer) -> None:
     """Raises InputError unless the files of a folder are those of its manifest, and the ids those of `tokenizer`."""
     folder = paths[0].parent
     files = manifest["files"]

@@ -227,7 +227,7 @@ def _best_fit(begins: np.ndarray, sizes: np.ndarray, length: int) -> Packed:
             else:
                 left = length
                 row = rows
-                rows = rows + 1
+                rows += 1
             row_of[first + piece] = row
             insort(room, (left - size, row))
     order = np.argsort(row_of, kind="stable")

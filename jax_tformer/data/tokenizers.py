@@ -21,7 +21,7 @@ from tokenizers.processors import TemplateProcessing
 
 from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.config.experiment import TokenizerConfig
-from jax_tformer.files import from_dict, hub_folder, kept, read_json, read_text, user_path, write_text
+from jax_tformer.files import Json, from_dict, hub_folder, kept, read_json, read_text, user_path, write_text
 
 Role = Literal["start", "end", "pad", "mask"]
 
@@ -253,7 +253,7 @@ class Tokenizer:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, which the AutoTokenizer of transformers reads too."""
-        settings: dict[str, Any] = {FIELDS[role][0]: token for role, token in self._roles.items()}
+        settings: Json = {FIELDS[role][0]: token for role, token in self._roles.items()}
         if self.framing is not None:
             settings["framing"] = dataclasses.asdict(self.framing)
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -327,7 +327,7 @@ class _Table:
         return [ids[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None:
+def _table(outline: Json, special: Mapping[str, int]) -> _Table | None:
     """Makes the table of a tokenizer whose tokens are bytes or characters; returns None for others."""
     before = outline["pre_tokenizer"] or {}
     model = outline["model"]
@@ -371,7 +371,7 @@ def added_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int
     return (), ()
 
 
-def follow_settings(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> None:
+def follow_settings(backend: tokenizers.Tokenizer, settings: Json, tokens: Mapping[str, str]) -> None:
     """Makes `backend` encode and decode as `transformers` does.
 
     `settings` is tokenizer_config.json, `tokens` has the special tokens by name. The post-processor of tokenizer.json
@@ -405,7 +405,7 @@ def _cleaning(decoder: Any) -> decoders.Sequence:
     return decoders.Sequence([first, decoders.Fuse(), *(decoders.Replace(*pair) for pair in _CLEANED)])
 
 
-def cleans_spaces(decoder: Mapping[str, Any] | None) -> bool:
+def cleans_spaces(decoder: Json | None) -> bool:
     """Whether a decoder, as in tokenizer.json, is one of `follow_settings` that cleans spaces up."""
     steps = [(step.get("pattern"), step.get("content")) for step in (decoder or {}).get("decoders", [])]
     return steps[-len(_CLEANED) :] == [({"String": pattern}, content) for pattern, content in _CLEANED]
@@ -540,12 +540,12 @@ def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> Json:
     """Reads special_tokens_map.json and tokenizer_config.json, as far as they exist; the second one counts.
 
     Raises InputError if one is damaged.
     """
-    found: dict[str, Any] = {}
+    found: Json = {}
     for path in (folder / name for name in _SETTINGS):
         if path.exists():
             settings = read_json(path)
@@ -556,7 +556,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return found
 
 
-def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens(settings: Json) -> dict[str, str]:
     """Returns the special tokens that `read_settings` has found, by Hugging Face's names ("bos_token")."""
     contents = {
         name: token.get("content") if isinstance(token, dict) else token
@@ -566,7 +566,7 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: content for name, content in contents.items() if isinstance(content, str)}
 
 
-def _roles(settings: Mapping[str, Any]) -> dict[Role, str]:
+def _roles(settings: Json) -> dict[Role, str]:
     named = special_tokens(settings)
     found = {role: next((named[field] for field in fields if field in named), None) for role, fields in FIELDS.items()}
     return {role: token for role, token in found.items() if token is not None}

@@ -23,7 +23,7 @@ from jax_tformer.config.errors import InputError, Positive, Rate, check_fields, 
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.sources import FORMATS, HEADER_BYTES, MANIFEST, digest, documents, seal
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
-from jax_tformer.files import locked, read_json, sync, write_json
+from jax_tformer.files import Json, locked, read_json, sync, write_json
 
 PARTS = ("train", "val")
 _UNFINISHED = "unfinished.json"
@@ -75,7 +75,7 @@ class _Group(NamedTuple):
 
     texts: list[tuple[int, bool, str]]
     """The part of each, whether a document begins, and the text."""
-    state: dict[str, Any]
+    state: Json
     """How much has been read by now, and a hash of it."""
 
 
@@ -194,7 +194,7 @@ class _Writer:
         new = {"settings": settings, "groups": 0, "seen": "", "tokens": [0, 0]}
         begun = (out / _UNFINISHED).exists()
         require(begun or not any(out.iterdir()), f"{out} is there already; expected a new or empty folder")
-        self._state: dict[str, Any] = read_json(out / _UNFINISHED) if begun else new
+        self._state: Json = read_json(out / _UNFINISHED) if begun else new
         require(
             self._state["settings"] == settings,
             f"{out} was begun with another tokenizer or other settings; give the same, or choose another folder",

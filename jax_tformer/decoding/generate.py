@@ -361,8 +361,8 @@ def _continue(
             state, tokens = advance(net, rules, params, state, steps, length if at_once else 1)
         _require_numbers(state.broken)
         new = np.asarray(tokens)[:, : int(state.new_tokens) - count]
-        count = count + new.shape[1]
-        filled = filled + new.shape[1]
+        count += new.shape[1]
+        filled += new.shape[1]
         yield new
 
 

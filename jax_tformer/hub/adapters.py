@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 from jax_tformer.config import LoraConfig, LoraTarget
 from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import (
+    Json,
     from_dict,
     new_folder,
     parse_json,
@@ -179,7 +180,7 @@ def _layout(net: AnyTransformer, architecture: str | None) -> Layout:
 
 def _written(
     lora: LoraConfig, ranks: Mapping[str, int], names: Collection[str], base: str | None, inputs_first: bool
-) -> dict[str, Any]:
+) -> Json:
     """Returns the fields of adapter_config.json for modules of these ranks; `names` are those of all modules.
 
     `inputs_first`: whether their weights are transposed, as in GPT-2.
@@ -209,7 +210,7 @@ def _written(
     }
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
+def _read_config(path: Path) -> Json:
     """Reads adapter_config.json; raises InputError for kinds of adapters and settings that we do not have."""
     said = read_json(path)
     if not isinstance(said, dict) or said.get("peft_type") != "LORA":
@@ -244,7 +245,7 @@ def _own_config(path: Path) -> LoraConfig | None:
 
 
 def _read(
-    said: Mapping[str, Any],
+    said: Json,
     found: Mapping[str, Module],
     theirs: Mapping[str, Pair],
     own: LoraConfig | None,
@@ -272,7 +273,7 @@ def _read(
     return LoraConfig(rank, alpha, ordered, dropout, stabilized), read_adapters(found, theirs, None)
 
 
-def _pattern(said: Mapping[str, Any], field: str, module: str, otherwise: Any) -> Any:
+def _pattern(said: Json, field: str, module: str, otherwise: Any) -> Any:
     """Looks up a module as PEFT does: by patterns of the end of its name."""
     patterns = said.get(field) or {}
     return next((value for end, value in patterns.items() if re.fullmatch(rf"(.*\.)?({end})", module)), otherwise)

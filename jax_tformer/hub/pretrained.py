@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
-from jax_tformer.files import hub_folder, new_folder, require_new_folder, user_path, write_json
+from jax_tformer.files import Json, hub_folder, new_folder, require_new_folder, user_path, write_json
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import (
     FAMILIES,
@@ -320,7 +320,7 @@ def _config_json(
     tensors: Views,
     types: Mapping[str, str],
     tokenizer: Tokenizer | None,
-) -> dict[str, Any]:
+) -> Json:
     """Returns config.json: as it was, with what has changed since.
 
     A setting that still says the same keeps its words: the names of the classes, say, if their number is the same.
@@ -332,7 +332,7 @@ def _config_json(
         return {"architectures": [chosen], **_special_ids(net, tokenizer), **said, "dtype": dtype}
     config = dict(origin.config)
 
-    def says_the_same(config: dict[str, Any]) -> bool:
+    def says_the_same(config: Json) -> bool:
         with suppress(InputError):
             return replace(config_from_huggingface(config, tensors), compute=net.config.compute) == net.config
         return False

@@ -29,7 +29,7 @@ from jax_tformer.config.experiment import ExperimentConfig, PairData, TokenizerC
 from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
-from jax_tformer.files import changed_fields, combined_hash, shortened, to_dict, user_path
+from jax_tformer.files import Json, changed_fields, combined_hash, shortened, to_dict, user_path
 from jax_tformer.functional import Params
 from jax_tformer.hub.families import config_from_huggingface
 from jax_tformer.hub.folder import Origin, defaults_of, open_tensors, read_origin
@@ -285,7 +285,7 @@ class Resumption:
         return TrainState(**arrays)
 
     @cached_property
-    def _unchanging(self) -> dict[str, Any]:
+    def _unchanging(self) -> Json:
         # Read once, at the first save: by then the files exist, and are those that the session uses.
         return {"fingerprint": self._fingerprint, "config": to_dict(self._experiment), **self._run.digests()}
 

@@ -281,7 +281,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
     return text.getvalue()
 
 
-def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) -> str:
+def finish(run: RunFolder, steps: int, figures: Row, samples: str) -> str:
     """Writes samples.txt, loss.png and summary.json; returns the text to print.
 
     `figures` are those of the last session. Losses come from metrics.jsonl, so that a run in several sessions ends with

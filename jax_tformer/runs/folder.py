@@ -10,7 +10,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +20,7 @@ from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import Framing, Tokenizer, check_vocabulary, load_tokenizer, tokenizer_digests
 from jax_tformer.files import (
+    Json,
     changed_fields,
     combined_hash,
     differences,
@@ -161,7 +161,7 @@ class RunFolder:
             return None
         return name if isinstance(name, str) else None
 
-    def require_recorded(self, extra: Mapping[str, Any], step: int) -> None:
+    def require_recorded(self, extra: Json, step: int) -> None:
         """Raises InputError, naming what differs, if the model or the tokenizer here are not those that the checkpoint
         of `step` recorded in `extra`. Old checkpoints did not record all of it.
 
@@ -200,7 +200,7 @@ class RunFolder:
         except InputError:
             return None
 
-    def load_frozen(self, abstract: "Params", extra: Mapping[str, Any]) -> "Params":
+    def load_frozen(self, abstract: "Params", extra: Json) -> "Params":
         """Loads the parameters that the adapters of a checkpoint (its `extra`) were trained beside, if there are any.
 
         Raises InputError if they are missing, damaged, or not those that the checkpoint recorded.

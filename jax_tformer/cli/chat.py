@@ -55,7 +55,7 @@ class ChatTemplate:
         outcome, text = json.loads(done.stdout)
         require(outcome != "damaged", f"the chat template in {self._where} is damaged ({text}); restore it")
         require(outcome != "refused", f"the chat template in {self._where} refuses this ({text})")
-        return str(text)
+        return text
 
 
 def read_chat_template(folder: Path) -> ChatTemplate:

@@ -6,7 +6,7 @@ import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
@@ -196,7 +196,7 @@ class GenerateOptions:
     batch_size: int = 8
     """Lines of the file, or of standard input, that are processed together."""
     mesh: MeshConfig = _ONE_DEVICE
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    distributed: DistributedConfig = DistributedConfig()
     seed: int = 0
     """Random seed; the same seed gives the same tokens."""
     decoding: Annotated[DecodingFlags, tyro.conf.arg(name="")] = DecodingFlags()

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +27,7 @@ class TokenizeOptions:
     """Files, folders, globs, or names of data sets on the Hugging Face hub."""
     out: Path
     """A new or empty folder, or one that a killed run has begun; --data.path of train.py then names it."""
-    data: ShardsConfig = field(default_factory=ShardsConfig)
+    data: ShardsConfig = ShardsConfig()
     workers: Positive | None = None
     """Processes that encode; None: one for each core."""
     revision: str | None = None

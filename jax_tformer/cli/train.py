@@ -17,7 +17,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -216,8 +216,7 @@ def train(plan: "TrainPlan", started: float) -> int:
             if (shape := shape_of(placed)) not in steps:
                 steps[shape] = prepared.compile(placed)
                 reporter.pause()
-            done: tuple[TrainState, StepMetrics] = steps[shape](state, placed)
-            return done
+            return steps[shape](state, placed)
 
         processes.wait_for_all()
         for number in range(start + 1, training.steps + 1):
@@ -278,8 +277,8 @@ class TrainOptions(ExperimentConfig):
     """Train nothing: draw loss.png and samples.txt of a run in any state; --sample.FIELD changes how it samples."""
     track: str | None = None
     """Send the metrics to this project of trackio, too."""
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    debug: DebugConfig = field(default_factory=DebugConfig)
+    distributed: DistributedConfig = DistributedConfig()
+    debug: DebugConfig = DebugConfig()
 
 
 @dataclass(frozen=True)

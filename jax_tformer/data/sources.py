@@ -621,7 +621,7 @@ def read_manifest(folder: Path) -> Json | None:
     values = read_json(path)
     intact = isinstance(values, dict) and values.get("checksum") == seal(values)
     require(intact, f"{path} is damaged: its checksum is another; {_MEND}")
-    return dict(values)
+    return values
 
 
 def _check_own(paths: Sequence[Path], manifest: Json, tokenizer: Tokenizer) -> None:

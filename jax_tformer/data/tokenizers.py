@@ -161,9 +161,8 @@ class Tokenizer:
 
     def require(self, role: Role, purpose: str) -> int:
         """Returns the id of the token with this role; raises InputError with the `purpose` if there is none."""
-        found: int | None = getattr(self, f"{role}_id")
-        if found is None:
-            raise InputError(f"the tokenizer has no {role} token; expected one, {purpose}; use another tokenizer")
+        found = getattr(self, f"{role}_id")
+        require(found is not None, f"the tokenizer has no {role} token; expected one, {purpose}; use another tokenizer")
         return found
 
     @property

@@ -11,7 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -36,7 +36,7 @@ _SAVED_EVERY = 64
 class ShardsConfig:
     """How documents become ids, and which are held out."""
 
-    tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
+    tokenizer: TokenizerConfig = TokenizerConfig("bytes")
     """How text becomes ids. The tokenizer is saved with the shards."""
     column: str = "text"
     """The field of JSON lines, or the column of Parquet, that holds the text."""
@@ -206,7 +206,7 @@ class _Writer:
         """Whether a group is still to be written; raises InputError if those before were others."""
         if group.state["groups"] == self._state["groups"]:
             self._require_same(group)
-        return bool(group.state["groups"] > self._state["groups"])
+        return group.state["groups"] > self._state["groups"]
 
     def _require_same(self, group: _Group) -> None:
         require(

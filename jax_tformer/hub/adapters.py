@@ -266,7 +266,7 @@ def _read(
         require(
             len(values) <= 1, f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules"
         )
-    ordered: Any = tuple(target for target in get_args(LoraTarget) if target in targets)
+    ordered = tuple(target for target in get_args(LoraTarget) if target in targets)
     rank = ranks.popitem()[1]
     alpha = alphas.popitem()[1]
     dropout = float(said.get("lora_dropout") or 0.0)

@@ -152,8 +152,7 @@ class Origin:
         """generation_config.json; None: there was none."""
         if GENERATION not in self.files:
             return None
-        found: Json = json.loads(self.files[GENERATION])
-        return found
+        return json.loads(self.files[GENERATION])
 
 
 def read_origin(folder: Path) -> Origin:
@@ -309,8 +308,7 @@ class Stored:
     def __getitem__(self, region: tuple[slice, ...]) -> np.ndarray:
         try:
             with safetensors.safe_open(self._path, framework="numpy") as file:
-                part: np.ndarray = file.get_slice(self._name)[region]
-                return part
+                return file.get_slice(self._name)[region]
         except (OSError, safetensors.SafetensorError) as error:
             raise InputError(
                 f"{self._path} changed while it was read ({error}); restore it, and load it again"

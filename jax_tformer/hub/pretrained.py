@@ -191,7 +191,7 @@ def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # parameters are arrays
-        region: Region = tuple(slice(*along.indices(size)[:2]) for along, size in zip(index, view.shape, strict=True))
+        region = tuple(slice(*along.indices(size)[:2]) for along, size in zip(index, view.shape, strict=True))
         # Devices that hold copies share what was read.
         key = tuple((along.start, along.stop) for along in region)
         if key not in parts:
@@ -238,7 +238,7 @@ def save_pretrained(
             "as many; save the model with the tokenizer that it was trained with"
         )
     chosen, said = described(net, architecture)
-    origin: Origin | None = net.origin if net.origin is not None and net.origin.architecture == chosen else None
+    origin = net.origin if net.origin is not None and net.origin.architecture == chosen else None
     tensors, types = _tensors(net, params, chosen, origin, dtype)
     config = _config_json(net, chosen, said, tensors, types, tokenizer)
     try:
@@ -326,7 +326,7 @@ def _config_json(
     A setting that still says the same keeps its words: the names of the classes, say, if their number is the same.
     """
     dtype = DTYPES[Counter(types.values()).most_common(1)[0][0]]
-    origin: Origin | None = net.origin
+    origin = net.origin
     if origin is None or origin.architecture != chosen:
         # Of RoBERTa, a setting decides the padding token.
         return {"architectures": [chosen], **_special_ids(net, tokenizer), **said, "dtype": dtype}
@@ -356,7 +356,7 @@ def _write_tokenizer(folder: Path, net: AnyTransformer, tokenizer: Tokenizer | N
 
     Returns the special ids of another tokenizer than that one, where they differ.
     """
-    files: Mapping[str, bytes] = {} if net.origin is None else net.origin.files
+    files = {} if net.origin is None else net.origin.files
     loaded = None if tokenizer is None else _as_loaded(files)
     changed = {}
     if tokenizer is not None and (loaded is None or tokenizer.to_json() != loaded.to_json()):

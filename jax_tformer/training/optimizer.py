@@ -46,8 +46,7 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
     def clip(gradients: Params, _: Params | None) -> Params:
         factor = jnp.minimum(1.0, limit / (global_norm(gradients) + 1e-6))
-        clipped: Params = jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
-        return clipped
+        return jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
 
     return optax.stateless(clip)
 
@@ -89,8 +88,7 @@ def orthogonalize(path: str, update: Array) -> Array:
         gram = x @ jnp.swapaxes(x, -1, -2)
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     x = jnp.swapaxes(x, -1, -2) if inputs > outputs else x
-    scaled: Array = (0.2 * max(inputs, outputs) ** 0.5 * x).reshape(update.shape)
-    return scaled
+    return (0.2 * max(inputs, outputs) ** 0.5 * x).reshape(update.shape)
 
 
 class AdafactorState(NamedTuple):

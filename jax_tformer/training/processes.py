@@ -199,8 +199,7 @@ def ask_first(work: Callable[[], T]) -> T:
     if failure is not None:
         raise failure
     require(said["failure"] is None, f"the first process stopped: {said['failure']}")
-    found: T = said["answer"]
-    return found
+    return said["answer"]
 
 
 @contextlib.contextmanager
@@ -287,7 +286,7 @@ class Signals:
 
         self._sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self._largest = jax.jit(lambda numbers: numbers.max())
-        self._asked: Any = None
+        self._asked = None
 
     def __call__(self, number: int | None) -> int | None:
         """Returns the number of a signal that all processes know of; `number` is of what this one has got, if any."""

@@ -67,22 +67,20 @@ def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
 
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     """The NamedSharding of every parameter; an axis that its mesh axis does not divide stays whole."""
-    shardings: Params = jax.tree_util.tree_map_with_path(
+    return jax.tree_util.tree_map_with_path(
         lambda path, leaf: NamedSharding(mesh, _partition(mesh, name_of(path), leaf.shape)), shapes
     )
-    return shardings
 
 
 def on_mesh(mesh: Mesh | None, shapes: Params) -> Params:
     """Returns abstract parameters with the shardings of `parameter_shardings`; as they are without a mesh."""
     if mesh is None:
         return shapes
-    abstract: Params = jax.tree.map(
+    return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
         parameter_shardings(mesh, shapes),
     )
-    return abstract
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
@@ -95,8 +93,7 @@ def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Puts the rows that this process has made (`local_rows`) on its devices, as its part of the whole batch."""
     sharding = NamedSharding(mesh, BATCH)
     if sharding.is_fully_addressable:
-        placed: dict[str, jax.Array] = jax.device_put(dict(batch), sharding)
-        return placed
+        return jax.device_put(dict(batch), sharding)
     whole = abstract_batch(mesh, batch)
     batch_size = next(iter(whole.values())).shape[0]
     made = local_rows(mesh, batch_size)
@@ -141,19 +138,16 @@ def split_rows(tree: T, rows: int) -> T:
         further = len(leaf) > rows and row_parts(mesh) in (1, rows)
         further = further and len(leaf) % (row_parts(mesh) * mesh.shape["tensor"]) == 0
         where = PartitionSpec((*ROWS[0], "tensor")) if further else ROWS
-        found: jax.Array = jax.lax.with_sharding_constraint(leaf, where)
-        return found
+        return jax.lax.with_sharding_constraint(leaf, where)
 
-    found: T = jax.tree.map(split, tree)
-    return found
+    return jax.tree.map(split, tree)
 
 
 def replicate(tree: T) -> T:
     """Makes arrays whole on every device of the mesh in use, so that every process can read them. For compiled code."""
     if jax.sharding.get_abstract_mesh().empty:
         return tree
-    whole: T = jax.lax.with_sharding_constraint(tree, PartitionSpec())
-    return whole
+    return jax.lax.with_sharding_constraint(tree, PartitionSpec())
 
 
 def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:

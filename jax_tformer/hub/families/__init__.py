@@ -277,7 +277,7 @@ def write_settings(family: Family, config: TransformerConfig) -> Fields:
             # Numbers that None stands for, which not every reader works out.
             flat[f"{side}.key_value_heads"] = stack.key_value_heads or stack.num_heads
             flat[f"{side}.head_width"] = config.head_width(stack)
-    table: Fields = {"model_type": family.model_type, **family.fixed}
+    table = {"model_type": family.model_type, **family.fixed}
     for setting in family.settings:
         value = flat[setting.paths[0]]
         names = [name for name, meaning in (setting.values or {value: value}).items() if meaning == value]
@@ -353,8 +353,8 @@ class Layout:
         """Expands the rows to all layers; raises WeightsError unless they fill exactly the arrays of `config`."""
         self._rows = rows
         self._shapes = {name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()}
-        self.places: list[Place] = []
-        filled: set[str] = set()
+        self.places = []
+        filled = set()
         for row in rows:
             if row.ours is None:
                 continue

@@ -20,7 +20,7 @@ from jax_tformer.runs.begin import permitted_changes
 from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.runs.folder import RunFolder, load_trained, parse_checkpoint
 from jax_tformer.runs.metrics import read_metrics
-from tests.small_runs import TEXT, TINY, contents, losses
+from tests.small_runs import TEXT, TINY, contents, lose, losses
 
 FLAGS = [
     *(*TINY, "--data.tokenizer.kind", "bytes", "--model.dropout.residual", "0.1", "--optimizer.schedule", "constant"),
@@ -52,13 +52,6 @@ def run(ended, tmp_path):
 
 def read(path):
     return json.loads(path.read_text())
-
-
-def lose(run, *steps):
-    """As if the run had been killed before these checkpoints."""
-    for step in steps:
-        shutil.rmtree(run / "checkpoints" / str(step))
-    (run / "summary.json").unlink()
 
 
 @pytest.mark.parametrize("name", ["lion", "adafactor", "muon", "sgd"])

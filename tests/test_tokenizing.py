@@ -24,7 +24,7 @@ from jax_tformer.data import sources, tokenizing
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.terminal import run_program
-from tests.small_runs import TINY, contents, losses
+from tests.small_runs import TINY, contents, lose, losses
 
 BPE = ["--data.tokenizer.kind", "bpe", "--data.tokenizer.vocab-size", "300"]
 DRAW = random.Random(0)
@@ -345,9 +345,11 @@ def test_a_data_set_of_the_hub_is_that_of_one_commit(folder, monkeypatch):
 def test_a_run_on_shards_goes_on_to_the_bit(shards, folder):
     """With the tokenizer of the shards, wherever they are by then."""
     command = ["text", *TINY[:10], *TINY[14:], "--optimizer.schedule", "constant", "--data.path"]
-    assert train.main([*command, "shards", "--run", "whole", "--steps", "4"]) == 0
-    assert train.main([*command, "shards", "--run", "run", "--steps", "2"]) == 0
-    assert json.loads((folder / "run" / "config.json").read_text())["data"]["tokenizer"]["name"] == "shards"
+    assert train.main([*command, "shards", "--run", "run", "--steps", "4", "--training.checkpoint-every", "2"]) == 0
+    run, whole = folder / "run", losses(folder / "run")
+    assert json.loads((run / "config.json").read_text())["data"]["tokenizer"]["name"] == "shards"
+    lose(run, 4)
     shards.rename(folder / "elsewhere")
-    assert train.main(["--run", "run", "--data.path", "elsewhere", "--steps", "4"]) == 0
-    assert losses(folder / "run")[-1] == losses(folder / "whole")[-1]
+    assert train.main(["--run", "run", "--data.path", "elsewhere"]) == 0
+    assert losses(run) == whole
+    assert (run / "checkpoints" / "4").exists()

@@ -349,17 +349,18 @@ def bound_cache(folder: Path) -> None:
     again. The time of use is the system's access time, which most systems keep to the day.
     """
     files = []
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            found = path.lstat()
-            if not stat.S_ISDIR(found.st_mode):
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(place, name)
+            with suppress(OSError):
+                found = os.lstat(path)
                 files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
     excess = sum(size for _, size, _ in files) - cache_bytes()
     for _, size, path in sorted(files):
         if excess <= 0:
             break
         with suppress(OSError):
-            path.unlink()
+            os.unlink(path)
             excess -= size
 
 
@@ -393,5 +394,7 @@ def kept(key: Iterable[str | memoryview], make: Callable[[], bytes | memoryview]
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, hashlib.sha256(content).digest(), content)
-            bound_cache(cache_folder())
+            # Little is left to the start of the next program: to look at thousands of files takes a while.
+            if 1000 * content.nbytes > cache_bytes():
+                bound_cache(cache_folder())
     return content

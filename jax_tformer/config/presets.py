@@ -337,14 +337,16 @@ EXPERIMENTS: dict[str, Experiment] = {
             _MASKED_DOCS,
             model=replace(
                 _MASKED_DOCS.model,
+                d_model=64,
                 encoder=replace(
-                    _BERT_STACK, num_layers=4, num_heads=4, feedforward_width=512, max_positions=64, token_types=0
+                    _SMALL_STACK, num_layers=2, feedforward_width=256, positions="relative", max_positions=None
                 ),
             ),
             data=replace(
                 _MASKED_DATA, source="markov-chain", context_length=64, tokenizer=TokenizerConfig("characters")
             ),
-            training=TrainingConfig(steps=3000, batch_size=32, evaluate_every=500, checkpoint_every=1500),
+            optimizer=replace(_MASKED_DOCS.optimizer, name="muon", learning_rate=1e-2, final_fraction=0.0),
+            training=TrainingConfig(steps=3000, batch_size=64, evaluate_every=500, checkpoint_every=1500),
         ),
     ),
     "masked-docs": Experiment("encoder-only: restore masked tokens of the Python language reference", _MASKED_DOCS),

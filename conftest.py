@@ -69,9 +69,9 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 @pytest.fixture(scope="session", autouse=True)
 def tokenizers_and_ids_are_made_anew() -> Iterator[None]:
     """Nothing is taken from the user's cache, and nothing put there, but for compiled programs: they save much time."""
-    from jax_tformer.data import text, tokenizers
+    from jax_tformer.data import sources, text, tokenizers
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (text, tokenizers):
+        for module in (sources, text, tokenizers):
             patch.setattr(module, "kept", lambda key, make: memoryview(make()))
         yield

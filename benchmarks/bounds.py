@@ -17,7 +17,7 @@ def weight_bytes(config: TransformerConfig) -> int:
     The head may be the token table. Of other tables a step reads a row; keys and values of a source are in the cache.
     """
     # Imported here, so that PyTorch is measured in a process without JAX.
-    from jax_tformer.training.work import made_of_source, parameter_shapes
+    from jax_tformer.training.prepare import made_of_source, parameter_shapes
 
     shapes = parameter_shapes(config)
     read = [path for path in shapes if path.startswith(("decoder.", "head.")) and not made_of_source(path)]

@@ -23,7 +23,6 @@ from benchmarks.session import (
     spread,
 )
 from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Decoded, draw_prompts
-from benchmarks.training_cases import tiny
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.hub.families import llama
@@ -92,28 +91,25 @@ def suites(*, quick: bool) -> tuple[Suite, ...]:
     """The figures that are published; quick: the same on models of no size, to see whether it runs, not how fast."""
     gpt2, translator = ARCHITECTURES["gpt2"], ARCHITECTURES["vaswani-base"]
     if quick:
-        case = Case(batch=2, prompt=4, new_tokens=4, rounds=2, reference_tokens=2)
-        first = Case(batch=2, prompt=4, new_tokens=1, rounds=1)
+        from twin.cases import reduced  # which imports JAX
+
+        case, first = Case(2, 4, 4, rounds=2, reference_tokens=2), Case(2, 4, 1, rounds=1)
         return (
-            Suite("gpt2", tiny(gpt2, 1), (case, first)),
-            Suite("vaswani-base", tiny(translator, 1), (case, replace(case, beams=2, reference_tokens=0))),
+            Suite("gpt2", reduced(gpt2), (case, first)),
+            Suite("vaswani-base", reduced(translator), (case, Case(2, 4, 4, rounds=2, beams=2))),
         )
-    one, eight = Case(1, 128, 128, rounds=4), Case(8, 128, 128, rounds=3)
-    pair = Case(1, 64, 64, rounds=5)
     first_tokens = [Case(rows, length, 1, 5) for rows, length in ((1, 32), (1, 128), (1, 512), (1, 992), (8, 128))]
+    one, eight = Case(1, 128, 128, rounds=4, reference_tokens=8), Case(8, 128, 128, rounds=3, reference_tokens=3)
+    pairs = (
+        Case(1, 64, 64, rounds=5, reference_tokens=8),
+        Case(8, 64, 64, rounds=5, reference_tokens=4),
+        Case(1, 64, 64, rounds=5, beams=4),
+        Case(8, 64, 64, rounds=3, beams=4),
+    )
     return (
-        Suite("gpt2", gpt2, (replace(one, reference_tokens=8), replace(eight, reference_tokens=3), *first_tokens)),
-        Suite("llama", LLAMA, (one, eight)),
-        Suite(
-            "vaswani-base",
-            translator,
-            (
-                replace(pair, reference_tokens=8),
-                replace(pair, batch=8, reference_tokens=4),
-                replace(pair, beams=4),
-                replace(pair, batch=8, rounds=3, beams=4),
-            ),
-        ),
+        Suite("gpt2", gpt2, (one, eight, *first_tokens)),
+        Suite("llama", LLAMA, (Case(1, 128, 128, rounds=4), Case(8, 128, 128, rounds=3))),
+        Suite("vaswani-base", translator, pairs),
     )
 
 

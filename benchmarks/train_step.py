@@ -98,7 +98,7 @@ def _figures(
 ) -> dict[str, Any]:
     """Sets the sides beside the floor and the faster reference, and their losses beside ours."""
     # Imported here, so that PyTorch is measured in a process without JAX.
-    from jax_tformer.training.work import training_flops
+    from jax_tformer.training.prepare import training_flops
 
     flops, tolerance = training_flops(case.config, *case.shape), TOLERANCE[case.config.compute.dtype]
     seconds = {name: [step.seconds for turn in taken for step in turn.steps] for name, taken in turns.items()}

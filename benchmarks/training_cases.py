@@ -5,7 +5,7 @@ from typing import NamedTuple
 
 import numpy as np
 
-from jax_tformer.config import IGNORED, DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import IGNORED, DropoutConfig, TransformerConfig
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.data.pairs import shift_right
@@ -99,18 +99,11 @@ def bfloat16(config: TransformerConfig) -> TransformerConfig:
     return replace(config, compute=replace(config.compute, dtype="bfloat16"))
 
 
-def tiny(config: TransformerConfig, num_layers: int = 2) -> TransformerConfig:
-    """The same architecture with few layers of width 16."""
-
-    def stack(given: StackConfig | None) -> StackConfig | None:
-        return None if given is None else replace(given, num_layers=num_layers, num_heads=2, feedforward_width=32)
-
-    return replace(config, vocab_size=50, d_model=16, encoder=stack(config.encoder), decoder=stack(config.decoder))
-
-
 def _shrunk(case: TrainingCase) -> TrainingCase:
+    from twin.cases import reduced  # which imports JAX
+
     shape = BatchShape(rows=2, length=8, source=6 if case.shape.source else 0)
-    return replace(case, config=tiny(case.config), shape=shape, rounds=2, steps=1)
+    return replace(case, config=reduced(case.config), shape=shape, rounds=2, steps=1)
 
 
 def draw_batch(config: TransformerConfig, shape: BatchShape) -> dict[str, np.ndarray]:

@@ -21,7 +21,8 @@ PROGRAMS = {
 
 def main() -> None:
     """Runs the program that the first argument names, and exits with its status."""
-    name, arguments = "".join(sys.argv[1:2]), sys.argv[2:]
+    name = "".join(sys.argv[1:2])
+    arguments = sys.argv[2:]
     if name in ("", "-h", "--help"):
         lines = [f"  {name:<9}  {what}" for name, (_, what) in PROGRAMS.items()]
         print("usage: jax-tformer PROGRAM ...", "", *lines, "", "jax-tformer PROGRAM --help says more.", sep="\n")

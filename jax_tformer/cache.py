@@ -5,12 +5,12 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import require
 from jax_tformer.model.masks import position_ids
-from jax_tformer.model.parameters import Ids, Marks, Numbers, Positions, dtype_of
+from jax_tformer.model.parameters import Count, Ids, KeyHeads, Marks, Numbers, Positions, dtype_of
 
 
 class KeyValue(NamedTuple):
@@ -23,15 +23,13 @@ class KeyValue(NamedTuple):
     key: Float[Array, "R S C"]
     value: Float[Array, "R S C"]
 
-    def write(
-        self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"], first: Int[Array, ""] | int
-    ) -> "KeyValue":
+    def write(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"], first: Count | int) -> "KeyValue":
         """Returns the cache with these keys and values in the slots from `first` on."""
         update = jax.lax.dynamic_update_slice_in_dim
         rows = (x.transpose(0, 2, 1, 3).reshape(-1, x.shape[1], x.shape[3]) for x in (key, value))
         return KeyValue(*(update(old, new, first, axis=1) for old, new in zip(self, rows, strict=True)))
 
-    def read(self, heads: int) -> tuple[Float[Array, "B S K C"], Float[Array, "B S K C"]]:
+    def read(self, heads: int) -> tuple[KeyHeads, KeyHeads]:
         """Returns keys and values in the layout of `attend`, for this many key/value heads."""
         _, slots, width = self.key.shape
         key, value = (x.reshape(-1, heads, slots, width).transpose(0, 2, 1, 3) for x in self)
@@ -52,7 +50,7 @@ class Cache(NamedTuple):
     layers: tuple[LayerCache, ...]
     is_token: Bool[Array, "B S"]
     """Which slots hold a token; the others are padding, or still empty."""
-    filled: Int[Array, ""] | int
+    filled: Count | int
     """The number of used slots, padding included; the next token goes there."""
     source_is_token: Bool[Array, "b S"] | None = None
     """Which positions of the encoder's output are tokens; None: all."""
@@ -67,10 +65,14 @@ class Cache(NamedTuple):
 
         Raises InputError if fewer than T slots are free. Compiled code cannot check that and overwrites the last ones.
         """
-        used, available, length = self.filled, self.is_token.shape[1], new.shape[1]
+        used = self.filled
+        available = self.is_token.shape[1]
+        length = new.shape[1]
         if not isinstance(used, jax.core.Tracer):
-            message = f"the cache has {available} slots and {used} are used; expected {length} free"
-            require(int(used) + length <= available, message)
+            require(
+                int(used) + length <= available,
+                f"the cache has {available} slots and {used} are used; expected {length} free",
+            )
         positions = jnp.maximum(self.is_token.sum(1, keepdims=True) + jnp.cumsum(new, axis=1) - 1, 0)
         is_token = jax.lax.dynamic_update_slice_in_dim(self.is_token, new, used, axis=1)
         return positions, self._replace(is_token=is_token, filled=used + length)
@@ -81,7 +83,8 @@ def empty_cache(
 ) -> Cache:
     """Makes a cache for `slots` tokens of `batch` sequences, and for an encoder's output of `source_slots`."""
     rows = batch * (stack.key_value_heads or stack.num_heads)
-    width, dtype = config.head_width(stack), dtype_of(config.compute.dtype)
+    width = config.head_width(stack)
+    dtype = dtype_of(config.compute.dtype)
 
     def empty(slots: int) -> KeyValue:
         return KeyValue(jnp.zeros((rows, slots, width), dtype), jnp.zeros((rows, slots, width), dtype))
@@ -91,10 +94,7 @@ def empty_cache(
 
 
 def place_tokens(
-    tokens: Ids,
-    is_token: Marks,
-    segments: Numbers,
-    cache: Cache | None,
+    tokens: Ids, is_token: Marks, segments: Numbers, cache: Cache | None
 ) -> tuple[Positions, Cache | None]:
     """Returns the positions of a sequence's tokens, and the cache with slots for them behind those that it holds."""
     if cache is None:

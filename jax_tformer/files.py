@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import dacite
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 
 C = TypeVar("C")
 SMALL = 2**24
@@ -142,8 +142,10 @@ def named_errors(path: Path) -> Iterator[None]:
 
 def require_new_folder(out: Path) -> None:
     """Raises InputError if something is in `out`, or if it cannot be written."""
-    if out.exists() and (not out.is_dir() or any(out.iterdir())):
-        raise InputError(f"{out} is there already; expected a new or empty folder")
+    require(
+        not out.exists() or (out.is_dir() and not any(out.iterdir())),
+        f"{out} is there already; expected a new or empty folder",
+    )
     require_writable(out)
 
 
@@ -167,7 +169,8 @@ def new_folder(out: Path) -> Iterator[Path]:
     something else has the name beside it.
     """
     beside = out.parent / f".{out.name}.partial"
-    whole, lock = beside / out.name, beside / "lock"
+    whole = beside / out.name
+    lock = beside / "lock"
     beside.parent.mkdir(parents=True, exist_ok=True)
     there = os.listdir(beside) if beside.is_dir() and not beside.is_symlink() else [str(beside)]
     if os.path.lexists(beside) and {*there} not in (set(), {"lock"}, {"lock", out.name}):
@@ -318,10 +321,10 @@ def cache_bytes() -> int:
     given = os.environ.get("JAX_TFORMER_CACHE_BYTES", "").strip()
     if not given:
         return _CACHE_BYTES
-    if not (given.isascii() and given.isdigit()):
-        raise InputError(
-            f"JAX_TFORMER_CACHE_BYTES is {given!r}; expected a whole number of bytes, such as {_CACHE_BYTES}"
-        )
+    require(
+        given.isascii() and given.isdigit(),
+        f"JAX_TFORMER_CACHE_BYTES is {given!r}; expected a whole number of bytes, such as {_CACHE_BYTES}",
+    )
     return int(given)
 
 
@@ -332,17 +335,18 @@ def bound_cache(folder: Path) -> None:
     again. The time of use is the system's access time, which most systems keep to the day.
     """
     files = []
-    for path in folder.rglob("*"):
-        with suppress(OSError):
-            found = path.lstat()
-            if not stat.S_ISDIR(found.st_mode):
+    for place, _, names in os.walk(folder):
+        for name in names:
+            path = os.path.join(place, name)
+            with suppress(OSError):
+                found = os.lstat(path)
                 files.append((max(found.st_atime, found.st_mtime), found.st_size, path))
     excess = sum(size for _, size, _ in files) - cache_bytes()
     for _, size, path in sorted(files):
         if excess <= 0:
             break
         with suppress(OSError):
-            path.unlink()
+            os.unlink(path)
             excess -= size
 
 
@@ -376,5 +380,7 @@ def kept(key: Iterable[str | memoryview], make: Callable[[], bytes | memoryview]
         with suppress(OSError):
             path.parent.mkdir(parents=True, exist_ok=True)
             write_bytes(path, hashlib.sha256(content).digest(), content)
-            bound_cache(cache_folder())
+            # Little is left to the start of the next program: to look at thousands of files takes a while.
+            if 1000 * content.nbytes > cache_bytes():
+                bound_cache(cache_folder())
     return content

@@ -3,12 +3,11 @@
 from typing import Any, Generic, TypeVar
 
 import jax
-from flax import nnx, traverse_util
-from jaxtyping import Array, Float, Key
+from flax import nnx
+from jaxtyping import Array, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.model.dropout import name_sites
 from jax_tformer.model.masks import require_mask
 from jax_tformer.model.parameters import (
     Declared,
@@ -16,10 +15,14 @@ from jax_tformer.model.parameters import (
     Ids,
     Marks,
     Numbers,
+    RandomKey,
     SourceIds,
     SourceMarks,
     SourceNumbers,
     draw,
+    flatten,
+    name_sites,
+    unflatten,
 )
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 
@@ -70,7 +73,7 @@ class Transformer(Generic[Model]):
         """Returns a table of all parameters by name: shape, number and bytes of each, with the sums of each part."""
         return f"{short_summary(self.config, self.shapes)}\n\n{parameter_table(self.shapes)}"
 
-    def init(self, key: Key[Array, ""]) -> Params:
+    def init(self, key: RandomKey) -> Params:
         """Draws new parameters; on one platform, the same key gives the same bits."""
         return jax.jit(self._init)(key)
 
@@ -78,12 +81,12 @@ class Transformer(Generic[Model]):
         """Returns the Flax module with these parameters, to call it or its parts by name."""
         return nnx.merge(self._graph, params)
 
-    def _init(self, key: Key[Array, ""]) -> Params:
-        return traverse_util.unflatten_dict(draw(key, self._declared), sep=".")
+    def _init(self, key: RandomKey) -> Params:
+        return unflatten(draw(key, self._declared))
 
     def _bind(self, params: Params, ids: Array, **marks: Array | None) -> Model:
         """Binds parameters with stacked layers; `marks` must have the shape of `ids`, and None is left out."""
-        if any(isinstance(leaf, tuple) for leaf in traverse_util.flatten_dict(params).values()):
+        if any(isinstance(leaf, tuple) for leaf in flatten(params).values()):
             raise InputError("the parameters have layers apart, for generate and stream; expected those of init")
         for name, mark in marks.items():
             require_mask(name, mark, ids.shape[:2])
@@ -216,8 +219,9 @@ def short_summary(config: TransformerConfig, shapes: dict[str, Any]) -> str:
 
 def parameter_table(shapes: dict[str, Any]) -> str:
     """Lists each parameter with its shape, number and bytes, and then the sums of each part and of all."""
-    rows, parts = [("parameter", "shape", "number", "bytes")], shapes if len(shapes) > 1 else {}
-    for name, leaf in traverse_util.flatten_dict(shapes, sep=".").items():
+    rows = [("parameter", "shape", "number", "bytes")]
+    parts = shapes if len(shapes) > 1 else {}
+    for name, leaf in flatten(shapes).items():
         rows.append((name, str(list(leaf.shape)), *_sizes(leaf)))
     rows.append(("", "", "", ""))
     rows += [(name, "", *_sizes(tree)) for name, tree in {**parts, "all": shapes}.items()]

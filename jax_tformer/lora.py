@@ -1,18 +1,17 @@
 """Low-rank adapters (LoRA; Hu et al., 2021): what they compute, which of them train, and the model without them."""
 
-import dataclasses
 import math
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
 from flax import nnx, traverse_util
 from jax.ad_checkpoint import checkpoint_name
-from jaxtyping import Array, Float, Key
+from jaxtyping import Array, Float
 
 from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.model.dropout import Dropout
-from jax_tformer.model.parameters import ZEROS, DropoutKey, Start, accumulator, parameter
+from jax_tformer.model.parameters import ZEROS, Dropout, DropoutKey, RandomKey, Shape, Start, accumulator, parameter
 from jax_tformer.scan import PROJECTION
 
 if TYPE_CHECKING:
@@ -29,13 +28,12 @@ class Adapter(nnx.Module):
     A B is never added to W here: the gradient of W, as large as W, would then be computed on the way to theirs.
     """
 
-    def __init__(
-        self, inputs: tuple[int, ...], outputs: tuple[int, ...], config: TransformerConfig, lora: LoraConfig
-    ) -> None:
+    def __init__(self, inputs: Shape, outputs: Shape, config: TransformerConfig, lora: LoraConfig) -> None:
         start = Start("uniform", math.prod(inputs) ** -0.5)
         self.a = parameter((*inputs, lora.rank), config, start)
         self.b = parameter((lora.rank, *outputs), config, ZEROS)
-        self.scale, self.rank = lora.scale, lora.rank
+        self.scale = lora.scale
+        self.rank = lora.rank
         self.dropout = Dropout(lora.dropout)
 
     def __call__(self, x: Float[Array, "*N I"], dropout_key: DropoutKey) -> Float[Array, "*N O"]:
@@ -46,9 +44,7 @@ class Adapter(nnx.Module):
         return wide.astype(accumulator(x.dtype)) * self.scale
 
 
-def adapter(
-    inputs: tuple[int, ...], outputs: tuple[int, ...], config: TransformerConfig, target: LoraTarget | None
-) -> Adapter | None:
+def adapter(inputs: Shape, outputs: Shape, config: TransformerConfig, target: LoraTarget | None) -> Adapter | None:
     """Makes the adapter of the projection called `target`; None if the config gives it none."""
     lora = config.lora
     return Adapter(inputs, outputs, config, lora) if lora is not None and lora.adapts(target) else None
@@ -84,7 +80,7 @@ def trained(params: "Params") -> "Params":
 
 def without_adapters(config: TransformerConfig) -> TransformerConfig:
     """Returns the config of the model into which adapters are merged."""
-    return dataclasses.replace(config, lora=None)
+    return replace(config, lora=None)
 
 
 def merge_lora(net: Net, params: "Params") -> tuple[Net, "Params"]:
@@ -103,12 +99,14 @@ def merge_lora(net: Net, params: "Params") -> tuple[Net, "Params"]:
 def merge(lora: LoraConfig, params: "Params") -> "Params":
     """Returns parameters with the adapters added to their kernels; see `merge_lora`."""
     flat = traverse_util.flatten_dict(params)
-    kernels: dict[Path, Array] = {}
+    kernels = {}
     for path, a in flat.items():
         if is_adapter(path) and path[-1] == "a":
             place = (*path[:-2], "kernel")
-            kernel, b = flat[place], flat[(*path[:-1], "b")]
-            high, layers = accumulator(kernel.dtype), kernel.shape[0]
+            kernel = flat[place]
+            b = flat[(*path[:-1], "b")]
+            high = accumulator(kernel.dtype)
+            layers = kernel.shape[0]
             change = a.reshape(layers, -1, lora.rank).astype(high) @ b.reshape(layers, lora.rank, -1).astype(high)
             kernels[place] = (kernel.astype(high) + lora.scale * change.reshape(kernel.shape)).astype(kernel.dtype)
     rest = {path: leaf for path, leaf in (flat | kernels).items() if not is_adapter(path)}
@@ -116,14 +114,14 @@ def merge(lora: LoraConfig, params: "Params") -> "Params":
     return params
 
 
-def add_lora(net: Net, params: "Params", lora: LoraConfig, key: Key[Array, ""]) -> tuple[Net, "Params"]:
+def add_lora(net: Net, params: "Params", lora: LoraConfig, key: RandomKey) -> tuple[Net, "Params"]:
     """Returns the model with fresh adapters beside `params`, which computes the same until they train.
 
     Raises InputError if the model has adapters already, or no matrices for these (see `TransformerConfig.lora`).
     """
     if net.config.lora is not None:
         raise InputError("the model has adapters already; expected one without, as merge_lora returns")
-    adapted = type(net)(dataclasses.replace(net.config, lora=lora))
+    adapted = type(net)(replace(net.config, lora=lora))
     adapted.origin = net.origin
     fresh = jax.jit(lambda key: trained(adapted.init(key)))(key)
     return adapted, join_adapters(fresh, params)

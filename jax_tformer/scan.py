@@ -47,8 +47,10 @@ def scan_layers(
 
         return rematerialize(run, how.remat)
 
-    bodies, layers = [body(window) for window in windows], (parameters, keys)
-    period, count = len(bodies), len(jax.tree.leaves(parameters)[0])
+    bodies = [body(window) for window in windows]
+    layers = (parameters, keys)
+    period = len(bodies)
+    count = len(jax.tree.leaves(parameters)[0])
     whole = count // period
 
     def turn(x: Array, pattern: Any, length: int = period) -> tuple[Array, Any]:
@@ -82,7 +84,8 @@ def loop_layers(
     A scan would copy each layer's weights before reading them, which is most of the cost of a token.
     """
     graph, parameters = nnx.split(blocks, nnx.Param)
-    captured, remembered = [], []
+    captured = []
+    remembered = []
     for number, cache in enumerate(caches):
         own = nnx.map_state(partial(_take_layer, number), parameters)
         key = None if keys is None else keys[number]

@@ -34,13 +34,13 @@ _CACHE_WARNING = re.compile(
 
 OPTIONS: dict[str, Options] = {
     # Overlaps the exchange of gradients between devices with computation. Not measured yet.
-    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True},
+    "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True}
 }
 """JAX's name of the platform -> compiler options. On GPUs, XLA uses command buffers by default."""
 FLOAT64: dict[str, Options] = {
     # XLA's YNN fusions may read uninitialised memory (docs/known-issues.md), and float64 is for proofs. In float32 they
     # stay on: without them a step takes 4 to 9 % longer. jax 0.12 has the option too.
-    "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""},
+    "cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}
 }
 """Additional options for float64."""
 
@@ -118,9 +118,11 @@ def require_memory(asked: int, what: str, mend: str, device: "jax.Device | None"
     Without this check it would fail after minutes, or the system would kill the process without a message.
     """
     if device is None or device.platform == "cpu":
-        limit, where = host_memory(), "here"
+        limit = host_memory()
+        where = "here"
     else:
-        limit, where = (device.memory_stats() or {}).get("bytes_limit", asked), "on each device"
+        limit = (device.memory_stats() or {}).get("bytes_limit", asked)
+        where = "on each device"
     if asked > limit:
         told = f"{what} take {asked / 2**30:,.1f} GiB, and there are {limit / 2**30:,.1f} GiB {where}"
         raise InputError(f"{told}; {mend}")
@@ -142,7 +144,9 @@ class _CacheWarnings:
     """
 
     def __init__(self, folder: Path) -> None:
-        self._folder, self._before, self._told = folder, warnings.showwarning, set[bool]()
+        self._folder = folder
+        self._before = warnings.showwarning
+        self._told = set[bool]()
 
     def __call__(self, message: Warning | str, *where: Any, **more: Any) -> None:
         found = _CACHE_WARNING.match(str(message))
@@ -150,13 +154,15 @@ class _CacheWarnings:
             self._before(message, *where, **more)
             return
         what, program, reason = found.groups()
-        told, damaged = f"cannot be kept in {one_line(str(self._folder))}: {one_line(reason)}", False
+        told = f"cannot be kept in {one_line(str(self._folder))}: {one_line(reason)}"
+        damaged = False
         # Several files may have this name, so all are removed; they are compiled again when they are needed.
         for entry in self._folder.glob(f"{glob.escape(program)}-*-cache"):
             with contextlib.suppress(OSError):
                 entry.unlink()
                 if what == "reading":
-                    told, damaged = "in the cache were damaged; they are compiled anew", True
+                    told = "in the cache were damaged; they are compiled anew"
+                    damaged = True
         if damaged not in self._told and sys.stderr is not None:
             self._told.add(damaged)
             print(f"compiled programs {told}", file=sys.stderr)

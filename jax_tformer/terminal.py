@@ -18,7 +18,7 @@ from itertools import dropwhile, takewhile
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from jax_tformer.config.errors import InputError, TrainingFailed
+from jax_tformer.config.errors import InputError, TrainingFailed, reason_of
 
 if TYPE_CHECKING:
     from tyro.constructors import ConstructorRegistry
@@ -119,7 +119,9 @@ def parse(
     """
     import tyro  # imported here, so that programs start fast
 
-    told, prog, description = io.StringIO(), as_called(prog), as_called(description)
+    told = io.StringIO()
+    prog = as_called(prog)
+    description = as_called(description)
     extra = {} if default is None else {"default": default}
     if short_names:
         fields = {short: "FIELD" if short.endswith(".") else "" for short in short_names}
@@ -223,7 +225,7 @@ def _parse_error(message: str, short_names: Sequence[str]) -> str:
         # tyro's order changes from one process to the next.
         named = sorted(name.strip(" '") for name in choices[1].rstrip(",").split(","))
         text = f"{text[: choices.start()]}; expected one of {', '.join(named)}"
-    suggested = list[str]()
+    suggested = []
     if text.startswith("Unrecognized"):
         suggested += difflib.get_close_matches(text.split()[2].partition("=")[0].rstrip(","), short_names, 1, 0.75)
     if "Perhaps you meant:" in lines:
@@ -252,16 +254,19 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         status = say_version() if sys.argv[1:] == ["--version"] else program(sys.argv[1:])
         sys.stdout.flush()
     except InputError as error:
-        status, message = 2, f"error: {error}"
+        status = 2
+        message = f"error: {error}"
     except TrainingFailed as error:
-        status, message = 1, str(error)
+        status = 1
+        message = str(error)
     except BrokenPipeError:
         # Nobody reads our output any more.
         status = 128 + signal.SIGPIPE
     except OSError as error:
         # An error from a file has its name (`named_errors` sees to ours), but one from printing has none.
         where = error.filename or ("standard output" if error.errno in _CANNOT_WRITE else "")
-        status, message = 2, f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
+        status = 2
+        message = f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
     except KeyboardInterrupt:
         status = 128 + signal.SIGINT
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
@@ -271,7 +276,8 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         message = _too_large(error)
         if message is None:
             raise
-        status, message = 2, f"error: {message}; {smaller}"
+        status = 2
+        message = f"error: {message}; {smaller}"
     if message is not None:
         message = as_called(message)
         with contextlib.suppress(OSError):
@@ -290,7 +296,7 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
 
 def _too_large(error: Exception) -> str | None:
     """Says in a few words which memory, of the host or a device, is too small, if that is what `error` means."""
-    told = " ".join(str(error).split())
+    told = reason_of(error)
     if isinstance(error, OverflowError):
         return f"a size is larger than any computer has room for ({told})"
     # From XLA, from PyTorch on a CPU, from PyTorch on a GPU.

@@ -14,7 +14,6 @@ import jax.numpy as jnp
 
 from jax_tformer import functional
 from jax_tformer.model import attention, layers, parameters
-from jax_tformer.model import dropout as sites
 from jax_tformer.model.blocks import Block
 from jax_tformer.model.embedding import Table
 from jax_tformer.model.layers import FeedForward, Linear
@@ -35,7 +34,7 @@ def in_all(owners, name, wrong):
 
 def defined(name, function, wrong):
     """What draws masks is wrong by definition: wherever it is used, in training and from outside."""
-    return Fault(name, partial(in_all, (sites, step, dropout), function, wrong))
+    return Fault(name, partial(in_all, (parameters, step, dropout), function, wrong))
 
 
 def one_for_all(right, *args):
@@ -99,10 +98,10 @@ DRAWS = (
 """Gate 10, of dropout masks."""
 FORWARD_DRAWS = (
     call_fault("forward pass drops by one key in all layers", Block, "__call__", one_key),
-    call_fault("forward pass drops one mask in both residual branches", sites, "site_key", _ONE_BRANCH),
-    call_fault("forward pass drops by one key in encoder and decoder", sites, "site_key", _ONE_SIDE),
-    call_fault("forward pass drops the same in all rows", sites, "keep_mask", shared_along(0)),
-    call_fault("forward pass drops the same in all heads", sites, "keep_mask", shared_along(1, ndim=4)),
+    call_fault("forward pass drops one mask in both residual branches", parameters, "site_key", _ONE_BRANCH),
+    call_fault("forward pass drops by one key in encoder and decoder", parameters, "site_key", _ONE_SIDE),
+    call_fault("forward pass drops the same in all rows", parameters, "keep_mask", shared_along(0)),
+    call_fault("forward pass drops the same in all heads", parameters, "keep_mask", shared_along(1, ndim=4)),
 )
 """Gate 7, of one forward pass."""
 STEP_DRAWS = (

@@ -24,6 +24,7 @@ from twin.options import read_plan
 from twin.progress import LiveView
 from twin.report_page import FILES
 from twin.side_by_side import SAME, Batches, Needs, measure_alone
+from twin.sides import Setting
 from twin.torch_side import TorchSide
 
 STACK = {"num-layers": 1, "num-heads": 2, "feedforward-width": 8}
@@ -125,8 +126,9 @@ def planted(monkeypatch, model, optimizer):
     """Makes PyTorch train another model, or by another optimizer, than JAX."""
     init = TorchSide.__init__
 
-    def faulty(side, name, ours, optimization, *rest):
-        init(side, name, dataclasses.replace(ours, **model), dataclasses.replace(optimization, **optimizer), *rest)
+    def faulty(side, name, setting, *rest):
+        changed = dataclasses.replace(setting.model, **model), dataclasses.replace(setting.optimizer, **optimizer)
+        init(side, name, Setting(*changed, *setting[2:]), *rest)
 
     monkeypatch.setattr(TorchSide, "__init__", faulty)
 
@@ -296,10 +298,10 @@ def test_each_framework_alone():
     plan = read_plan(["dates", *TINY])
     batches = Batches(plan.experiment, 3)
     model = plan.experiment.model.with_vocab_size(batches.vocab_size)
-    experiment = dataclasses.replace(plan.experiment, model=model)
-    side = JaxSide(model, experiment.optimizer, experiment.training, "cpu")
+    setting = Setting(model, plan.experiment.optimizer, plan.experiment.training, "cpu")
+    side = JaxSide(setting)
     side.start(0, None)
-    alone = measure_alone(experiment, side.parameters(), batches(0), "cpu", False, Interruption())
+    alone = measure_alone(setting, side.parameters(), batches(0), False, Interruption())
     for needs in alone.values():
         assert isinstance(needs, Needs), needs
         assert 50e6 < needs.memory_before <= needs.peak_memory < 5e9

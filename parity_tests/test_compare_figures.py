@@ -16,7 +16,7 @@ from twin.progress import describe, make_table
 from twin.record import ParameterError, Record, SeedRecord, gate6, parameter_errors
 from twin.report import Findings
 from twin.report_plots import parameter_table
-from twin.sides import StepFigures, require_loss_type, require_same_step
+from twin.sides import Setting, StepFigures, require_loss_type, require_same_step
 
 
 def figures(loss, tokens=7, norm=1.0):
@@ -149,6 +149,8 @@ def test_a_signal_ends_the_measurement_of_each_alone(monkeypatch):
     monkeypatch.setattr(side_by_side, "Alone", Idle)
     stop = Interruption()
     stop.signal = 2
-    found = side_by_side.measure_alone(read_plan(["dates"]).experiment, {}, [{}], "cpu", False, stop)
+    experiment = read_plan(["dates"]).experiment
+    setting = Setting(experiment.model, experiment.optimizer, experiment.training, "cpu")
+    found = side_by_side.measure_alone(setting, {}, [{}], False, stop)
     assert found == {"jax": "interrupted", "torch": "interrupted"}
     assert len(closed) == 2

@@ -273,6 +273,7 @@ def changed(config, changes):
         ("llama", None, {"decoder.query_bias": True}, "decoder.key_bias: true -> false"),
         ("llama", None, {"decoder.rotary.width": 4}, "decoder.rotary.width: null -> 4"),
         ("gemma2", None, {"decoder.norm_unit_offset": False}, "decoder.norm_unit_offset: true -> false"),
+        ("gemma2", None, {"decoder.attention_scale": 7.5}, "decoder.attention_scale: 7.0 -> 7.5"),
         ("opt", None, {"decoder.norm_placement": "post"}, "decoder.final_norm: false -> true"),
         ("opt", None, {"decoder.position_offset": 0}, "decoder.position_offset: 2 -> 0"),
         ("bart", None, {"shared_embedding": False}, "shared_embedding: true -> false"),

@@ -17,7 +17,6 @@ ROOT = Path(__file__).parents[1]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
-    if not path.name.endswith(".template.md")
 }
 README = PAGES["README.md"]
 RUN_ELSEWHERE = {
@@ -132,7 +131,7 @@ def test_commands_exist(page):
     """Programs, modules, targets of make and experiments, in the blocks without a language."""
     targets = re.findall(r"^([\w-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE)
     for language, block in re.findall(r"^```(.*?)\n(.*?)^```", PAGES[page], re.DOTALL | re.MULTILINE):
-        for line in block.splitlines():
+        for line in block.replace("\\\n", " ").splitlines():
             if language or not re.match(r"(\$ )?(make|python|jax-tformer) ", line):
                 continue
             program, *rest = shlex.split(line.removeprefix("$ "), comments=True)

@@ -8,6 +8,7 @@ from parity.gates.measure import compared
 from parity.gates.pair import Tensors
 from twin.bridge import known_zeros, parity_options
 from twin.jax_side import JaxSide
+from twin.sides import Setting
 from twin.torch_side import TorchSide
 
 
@@ -43,8 +44,8 @@ class TrainingPair:
 
     def __init__(self, config, weights, optimizer, training, dtype="float64", *, optimised=False):
         self.config, self.dtype, self.weights = config.with_dtype(dtype), dtype, weights
-        self._settings = (self.config, optimizer, training, "cpu")
-        self._jax = JaxSide(*self._settings, compiler_options=parity_options(dtype, optimised=optimised))
+        self._setting = Setting(self.config, optimizer, training, "cpu")
+        self._jax = JaxSide(self._setting, compiler_options=parity_options(dtype, optimised=optimised))
         self._seed = training.seed
 
     def load(self, weights):
@@ -65,7 +66,7 @@ class TrainingPair:
 
     def follow_torch(self, batches, masks):
         """The reference's path over these batches, with these dropout masks."""
-        side = TorchSide("PyTorch", *self._settings)
+        side = TorchSide("PyTorch", self._setting)
         side.start(self._seed, self.weights)
         return self._path(map(side.step, batches, masks or [None] * len(batches)), side)
 

@@ -31,6 +31,13 @@ def losses(run):
     return [{name: row[name] for name in names if name in row} for row in read_metrics(run / "metrics.jsonl")]
 
 
+def lose(run, *steps):
+    """As if the run had been killed before these checkpoints."""
+    for step in steps:
+        shutil.rmtree(run / "checkpoints" / str(step))
+    (run / "summary.json").unlink()
+
+
 def lose_checkpoints(run):
     """As if the run had been killed before its first checkpoint."""
     shutil.rmtree(run / "checkpoints")

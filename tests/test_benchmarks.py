@@ -20,13 +20,14 @@ from benchmarks import corpus, decoding, optimizers, processes, startup, train_s
 from benchmarks.session import Report, run_benchmark, spread
 from benchmarks.sides import OURS
 from benchmarks.sides.reference import Reference
-from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, tiny, without_dropout
+from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, without_dropout
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.prepare import training_flops
 from jax_tformer.training.step import init_state
 from jax_tformer.training.step import train_step as make_step
-from jax_tformer.training.work import training_flops
+from twin.cases import reduced
 from twin.sides import Alone, SideFailed
 
 ROOT = Path(__file__).parents[1]
@@ -160,7 +161,7 @@ def count_products(jaxpr):
     return total
 
 
-GPT2 = tiny(ARCHITECTURES["gpt2"])
+GPT2 = reduced(ARCHITECTURES["gpt2"])
 MODERN = replace(GPT2.decoder, key_value_heads=1, gated=True, positions="rotary", max_positions=None)
 
 
@@ -170,8 +171,8 @@ MODERN = replace(GPT2.decoder, key_value_heads=1, gated=True, positions="rotary"
         (GPT2, BatchShape(3, 10)),
         # What GPT-2 is not: heads that share keys, gates, rotation, a head of its own.
         (replace(GPT2, decoder=MODERN, tied_head=False), BatchShape(3, 10)),
-        (tiny(ARCHITECTURES["bert-base"]), BatchShape(2, 9)),
-        (tiny(ARCHITECTURES["vaswani-base"]), BatchShape(2, 8, 5)),
+        (reduced(ARCHITECTURES["bert-base"]), BatchShape(2, 9)),
+        (reduced(ARCHITECTURES["vaswani-base"]), BatchShape(2, 8, 5)),
     ],
     ids=["gpt2", "modern", "bert", "vaswani"],
 )

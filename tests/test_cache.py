@@ -184,6 +184,15 @@ def test_what_was_used_longest_ago_goes_first(folder, monkeypatch):
         kept([str(number)], refuse)
 
 
+@pytest.mark.parametrize(("bound", "looks"), [(1000 * len(MADE), 0), (1000 * len(MADE) - 1, 1)])
+def test_a_small_file_is_no_reason_to_look_at_all_others(bound, looks, monkeypatch):
+    looked = []
+    monkeypatch.setattr("jax_tformer.files.bound_cache", looked.append)
+    monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", str(bound))
+    kept(["key"], lambda: MADE)
+    assert len(looked) == looks
+
+
 def test_programs_begin_within_the_bound(folder, monkeypatch):
     folder.mkdir(parents=True)
     (folder / "jit_step-cache").write_bytes(bytes(2000))

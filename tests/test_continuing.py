@@ -20,10 +20,10 @@ from jax_tformer.runs.begin import permitted_changes
 from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.runs.folder import RunFolder, load_trained, parse_checkpoint
 from jax_tformer.runs.metrics import read_metrics
-from tests.small_runs import TEXT, TINY, contents, losses
+from tests.small_runs import TEXT, TINY, contents, lose, losses
 
 FLAGS = [
-    *(*TINY, "--model.dropout.residual", "0.1", "--optimizer.schedule", "constant"),
+    *(*TINY, "--data.tokenizer.kind", "bytes", "--model.dropout.residual", "0.1", "--optimizer.schedule", "constant"),
     *("--training.log-every", "1", "--training.evaluate-every", "2"),
 ]
 
@@ -56,10 +56,14 @@ def read(path):
 
 @pytest.mark.parametrize("name", ["lion", "adafactor", "muon", "sgd"])
 def test_every_optimizer_goes_on_where_it_was(begin, tmp_path, name):
-    runs = [tmp_path / "whole", tmp_path / "parts"]
-    for run, steps in zip([runs[0], runs[1], runs[1]], ("4", "2", "4"), strict=True):
-        assert begin(run, "--optimizer.name", name, "--steps", steps) == 0
-    assert losses(runs[0]) == losses(runs[1])
+    run = tmp_path / "run"
+    flags = ["--optimizer.name", name, "--steps", "4", "--training.checkpoint-every", "2"]
+    assert begin(run, *flags) == 0
+    whole = losses(run)
+    lose(run, 4)
+    assert begin(run, *flags) == 0
+    assert losses(run) == whole
+    assert (run / "checkpoints" / "4").exists()
 
 
 @pytest.fixture(autouse=True)
@@ -71,14 +75,14 @@ def float64_ends_with_the_test():
 
 @pytest.fixture(scope="module")
 def averaged(begin, tmp_path_factory):
-    """A run in float64 with an average and three checkpoints, in two sessions."""
-    run = tmp_path_factory.mktemp("averaged") / "run"
+    """A run in float64 with an average and three checkpoints, and a copy that was killed after the first."""
+    whole = tmp_path_factory.mktemp("averaged") / "whole"
     flags = ["--training.average", "0.9", "--training.checkpoint-every", "2", "--training.keep-checkpoints", "3"]
     types = ["--model.compute.dtype", "float64", "--model.compute.parameter-dtype", "float64"]
-    for steps in ("4", "6"):
-        assert begin(run, *flags, *types, "--steps", steps) == 0
-    whole = run.with_name("whole")
     assert begin(whole, *flags, *types, "--steps", "6") == 0
+    run = shutil.copytree(whole, whole.with_name("run"))
+    lose(run, 4, 6)
+    assert begin(run, *flags, *types, "--steps", "6") == 0
     return run, whole
 
 
@@ -127,7 +131,10 @@ def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
 
     def init(project, name, config, resume):
         calls.append((project, name, config["training"]["steps"], resume))
-        log = lambda figures, step: calls.append({"step": step} | figures)  # noqa: E731
+
+        def log(figures, step):
+            calls.append({"step": step} | figures)
+
         return types.SimpleNamespace(log=log, finish=lambda: calls.append("finished"))
 
     trackio = types.ModuleType("trackio")

@@ -8,31 +8,31 @@ import pytest
 from babel import Locale
 from babel.dates import format_date, format_skeleton
 
-from jax_tformer.data import dates
+from jax_tformer.data import generated
 
-ALL_DAYS = [dates.FIRST_DAY + timedelta(index) for index in range(dates.DAYS)]
+ALL_DAYS = [generated.FIRST_DAY + timedelta(index) for index in range(generated.DAYS)]
 
 
 def test_examples_of_the_documentation():
-    written = {way.write(date(2021, 3, 4)) for way in dates.date_formats()}
+    written = {way.write(date(2021, 3, 4)) for way in generated.date_formats()}
     assert {"en_US: 3/4/21", "en_GB: 04/03/2021", "ja: 2021年3月4日木曜日", "de: Donnerstag, 4. März 2021"} <= written
 
 
-@pytest.mark.parametrize("code", dates.LOCALES)
+@pytest.mark.parametrize("code", generated.LOCALES)
 def test_every_locale_writes_what_babel_writes(code):
-    ways = [way for way in dates.date_formats() if way.template.startswith(f"{code}: ")]
+    ways = [way for way in generated.date_formats() if way.template.startswith(f"{code}: ")]
     assert len(ways) >= 3
-    skeletons = [name for name in dates.SKELETONS if name in Locale.parse(code).datetime_skeletons]
+    skeletons = [name for name in generated.SKELETONS if name in Locale.parse(code).datetime_skeletons]
     # Every month, weekday and day of the month; and days of all decades.
     for day in ALL_DAYS[:365] + ALL_DAYS[::1147]:
-        expected = {format_date(day, style, code) for style in dates.STYLES}
+        expected = {format_date(day, style, code) for style in generated.STYLES}
         expected |= {format_skeleton(name, day, locale=code) for name in skeletons}
         assert {way.write(day) for way in ways} == {f"{code}: {text}" for text in expected}
 
 
 def test_every_text_means_one_date():
     meanings = {}
-    for way in dates.date_formats():
+    for way in generated.date_formats():
         # All days of three years that differ in one digit, and one day in each of the other years.
         for day in ALL_DAYS[: 3 * 366] + ALL_DAYS[::347]:
             assert meanings.setdefault(way.write(day), day) == day, way.write(day)
@@ -40,14 +40,14 @@ def test_every_text_means_one_date():
 
 
 def test_alphabet_and_longest_sources_bound_all_pairs():
-    alphabet = set(dates.alphabet())
-    longest = max(map(len, dates.longest_sources()))
+    alphabet = set(generated.date_alphabet())
+    longest = max(map(len, generated.longest_dates()))
     assert longest < 64
     generator = np.random.default_rng(1)
     seen = Counter()
     lengths = []
     for _ in range(20_000):
-        source, target = dates.make_pair(generator, False, 0.1)
+        source, target = generated.make_date_pair(generator, False, 0.1)
         seen.update(source + target)
         lengths.append(len(source))
     assert set(seen) <= alphabet
@@ -58,10 +58,10 @@ def test_alphabet_and_longest_sources_bound_all_pairs():
 
 def test_held_out_days_are_never_trained_on():
     generator = np.random.default_rng(0)
-    held_out = {dates.make_pair(generator, True, 0.1)[1] for _ in range(20_000)}
-    trained = {dates.make_pair(generator, False, 0.1)[1] for _ in range(20_000)}
+    held_out = {generated.make_date_pair(generator, True, 0.1)[1] for _ in range(20_000)}
+    trained = {generated.make_date_pair(generator, False, 0.1)[1] for _ in range(20_000)}
     assert not held_out & trained
-    assert 0.09 * dates.DAYS < len(held_out) <= round(0.1 * dates.DAYS)
+    assert 0.09 * generated.DAYS < len(held_out) <= round(0.1 * generated.DAYS)
     # Fixed for ever, on every machine.
     assert min(held_out) == "1969-01-21"
     assert {day[:4] for day in held_out} == {str(year) for year in range(1969, 2069)}
@@ -71,7 +71,7 @@ def test_a_pair_is_a_way_of_writing_its_date():
     generator = np.random.default_rng(3)
     ways = Counter()
     for _ in range(2_000):
-        source, target = dates.make_pair(generator, False, 0.1)
-        assert source in {way.write(date.fromisoformat(target)) for way in dates.date_formats()}
+        source, target = generated.make_date_pair(generator, False, 0.1)
+        assert source in {way.write(date.fromisoformat(target)) for way in generated.date_formats()}
         ways[source.split(":")[0]] += 1
-    assert set(ways) == set(dates.LOCALES)
+    assert set(ways) == set(generated.LOCALES)

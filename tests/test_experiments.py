@@ -10,7 +10,7 @@ from jax_tformer.cli import generate, train
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.runs import metrics
-from jax_tformer.training import work as training_work
+from jax_tformer.training import prepare
 from tests.small_runs import as_input
 
 SHORT = [
@@ -73,7 +73,7 @@ def test_utilization_is_work_over_time_and_measured_rate(tmp_path, monkeypatch):
 
 
 def test_a_product_has_a_rate():
-    assert 1e8 < training_work.product_rate("float32") < 1e15
+    assert 1e8 < prepare.product_rate("float32") < 1e15
 
 
 def test_pairs_and_translation(tmp_path, capsys, monkeypatch):

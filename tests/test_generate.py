@@ -116,10 +116,9 @@ def test_who_types_goes_on_after_a_line_that_cannot_be(program, monkeypatch):
 
 @pytest.mark.parametrize("options", [[], ["--slide", "--max-new-tokens", "90"], ["--temperature", "0"]])
 def test_a_stream_is_what_comes_at_once(program, options):
-    for seed in ("1", "2"):
-        # Most of the bytes that this model says are no characters.
-        call = ("text", "--prompt", "Ça 🙂", "--seed", seed, *options)
-        assert program.say(*call, "--stream") == program.say(*call)
+    # Most of the bytes that this model says are no characters.
+    call = ("text", "--prompt", "Ça 🙂", *options)
+    assert program.say(*call, "--stream") == program.say(*call)
     typed = "a\nPrompt\n你\n"
     assert program.say("text", *options, "--stream", typed=typed) == program.say("text", *options, typed=typed)
 

@@ -12,7 +12,7 @@ import pytest
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.config.presets import EXPERIMENTS
-from jax_tformer.data import generated, scan
+from jax_tformer.data import generated
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import held_out_pairs, load_pairs
 
@@ -33,7 +33,7 @@ EXAMPLES = {
 
 def test_scan_is_that_of_the_paper():
     """Held against the published files once, all pairs of all three splits; here, against what is printed of them."""
-    made = {command: " ".join(actions) for command, actions in scan.commands().items()}
+    made = {command: " ".join(actions) for command, actions in generated.scan_commands().items()}
     assert len(made) == 20910
     assert {command: made[command] for command in EXAMPLES} == EXAMPLES
     assert max(len(command.split()) for command in made) == 9
@@ -95,7 +95,7 @@ def test_equations_have_one_length(change):
 
 
 def test_the_chain_moves_by_its_odds():
-    letters = [generated.LETTERS.index(letter) for letter in generated.chain()]
+    letters = [generated.LETTERS.index(letter) for letter in generated.markov_chain()]
     steps = np.array([(after - 3 * before) % 16 for before, after in pairwise(letters)])
     assert steps.max() == 3
     for k, odds in enumerate(generated.ODDS):
@@ -136,3 +136,20 @@ def test_words_are_apart_at_white_space():
     tokenizer = build_tokenizer_for(data)
     assert tokenizer.can_be_cut
     assert tokenizer.decode(tokenizer.encode("90 +\n9 = 2")) == "90 + 9 = 2"
+
+
+@pytest.mark.parametrize(
+    ("row", "recipe", "figure", "digits"),
+    [
+        ("SCAN, simple split", "scan-simple", "exact_match", 3),
+        ("SCAN, by length", "scan-length", "exact_match", 3),
+        ("SCAN, add jump", "scan-jump", "exact_match", 4),
+        ("addition modulo 97 that groks", "grokking", "val_accuracy", 3),
+        ("masked letters of a Markov chain", "masked-chain", "val_loss", 4),
+    ],
+)
+def test_the_table_of_recipes_says_what_the_logs_say(row, recipe, figure, digits):
+    drawn = run_path(str(ROOT / "docs" / "draw_recipes.py"))
+    lines = (ROOT / "docs" / "recipes.md").read_text().splitlines()
+    [said] = [line for line in lines if line.startswith(f"| {row} |")]
+    assert drawn["in_words"](drawn["reached"](recipe, figure), digits) in said

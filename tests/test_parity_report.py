@@ -110,13 +110,13 @@ def test_what_is_not_a_figure_below_its_bar_is_red_everywhere(value, tmp_path):
 @pytest.mark.parametrize(
     ("cells", "worst"),
     [
-        ([(1e-15, 1e-12), (math.nan, 1e-12), (1e-11, 1e-12)], math.nan),
+        ([(1e-15, 1e-12, False), (math.nan, 1e-12, False), (1e-11, 1e-12, False)], math.nan),
         # Neither a larger bar nor a test that asks for it hides a red figure.
-        ([(2e-12, 1e-12), (1e-10, 1e-9), (1.0, 1e-12, "c", True)], 2e-12),
+        ([(2e-12, 1e-12, False), (1e-10, 1e-9, False), (1.0, 1e-12, True)], 2e-12),
     ],
 )
 def test_the_worst_figure_counts_and_none_is_worse_than_nan(cells, worst):
-    for order in permutations(Cell("gpt2", "1 activations", *(*given, "x")[:3], *given[3:]) for given in cells):
+    for order in permutations(Cell("gpt2", "1 activations", x, bar, "x", expected=red) for x, bar, red in cells):
         assert str(Figures(order).worst("1 activations").figure) == str(worst)
 
 

@@ -21,7 +21,7 @@ from jax_tformer.config.experiment import (
     TrainingConfig,
 )
 from jax_tformer.config.presets import EXPERIMENTS
-from jax_tformer.data import dates, pairs
+from jax_tformer.data import generated, pairs
 from jax_tformer.data.order import Items, Part, Shape, Source, choose, evaluation_batches, permute
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import check_files
@@ -471,7 +471,7 @@ def test_dates_are_unlimited_and_held_out_days_stay_out():
 
 
 def test_a_rare_date_that_is_too_long_is_drawn_again(monkeypatch):
-    monkeypatch.setattr(dates, "longest_sources", lambda: ["x"])
+    monkeypatch.setattr(generated, "longest_dates", lambda: ["x"])
     pipeline, tokenizer = build(PairData("dates", source_length=24, target_length=11, tokenizer=BYTES))
     sources = [source for source, _ in pipeline.examples]
     sources += sources_of([*first(pipeline, 20), *pipeline.evaluation], tokenizer)

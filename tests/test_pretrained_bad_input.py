@@ -132,7 +132,12 @@ def test_damaged_folders(original, damage, message, request, tmp_path):
 def test_a_file_that_shrinks_while_it_is_read(whole, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     placed = pretrained._placed
-    monkeypatch.setattr(pretrained, "_placed", lambda *given: (cut(WEIGHTS, 900)(folder), placed(*given))[1])
+
+    def shrink(*given):
+        cut(WEIGHTS, 900)(folder)
+        return placed(*given)
+
+    monkeypatch.setattr(pretrained, "_placed", shrink)
     with pytest.raises(InputError, match="changed while it was read"):
         load_pretrained(folder)
 

@@ -8,7 +8,8 @@ import pytest
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import PairData, TextData
-from jax_tformer.data.sources import held_out_items, load_pairs, load_text
+from jax_tformer.data.order import held_out_items
+from jax_tformer.data.sources import load_pairs, load_text
 
 
 def text_of(path):

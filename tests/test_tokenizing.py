@@ -3,6 +3,7 @@
 import gzip
 import json
 import random
+import shutil
 import subprocess
 import sys
 import time
@@ -23,7 +24,7 @@ from jax_tformer.data import sources, tokenizing
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.terminal import run_program
-from tests.small_runs import TINY, contents, losses
+from tests.small_runs import TINY, contents, lose, losses
 
 BPE = ["--data.tokenizer.kind", "bpe", "--data.tokenizer.vocab-size", "300"]
 DRAW = random.Random(0)
@@ -61,21 +62,31 @@ def is_held_out(text, fraction=0.1):
     return tokenizing.is_held_out(sha256(text.encode()).digest(), fraction)
 
 
-@pytest.fixture(autouse=True)
-def small_groups(monkeypatch):
-    monkeypatch.setattr(tokenizing, "_TOGETHER", 6000)
-    monkeypatch.setattr(tokenizing, "_SAVED_EVERY", 1)
+@pytest.fixture(autouse=True, scope="module")
+def small_groups():
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tokenizing, "_TOGETHER", 6000)
+        patch.setattr(tokenizing, "_SAVED_EVERY", 1)
+        yield
 
 
 def run(*arguments):
     assert tokenize.main([*map(str, arguments), "--workers", "1"]) == 0
 
 
+@pytest.fixture(scope="module")
+def written(tmp_path_factory):
+    """A folder with 300 documents, and shards of them."""
+    place = tmp_path_factory.mktemp("written")
+    write_lines(place / "a.jsonl")
+    run(place / "a.jsonl", "--out", place / "shards", *BPE, *PIECES)
+    return place
+
+
 @pytest.fixture
-def shards(folder):
-    """Shards of 300 documents."""
-    write_lines(folder / "a.jsonl")
-    run("a.jsonl", "--out", "shards", *BPE, *PIECES)
+def shards(written, folder):
+    """A copy of them, in the current folder."""
+    shutil.copytree(written, folder, dirs_exist_ok=True)
     return folder / "shards"
 
 
@@ -204,6 +215,20 @@ def test_killed_runs_go_on_where_they_were(shards, folder):
     assert [*contents(folder / "others").values()] == [*contents(shards).values()]
 
 
+AROUND = {"0.jsonl": TEXTS[:100], "b.jsonl": TEXTS[100:]}
+PLAIN = [*PIECES[:2], "--data.tokenizer.kind", "bytes", "--out"]
+
+
+@pytest.fixture(scope="module")
+def undisturbed(tmp_path_factory):
+    """What shards hold of the documents, before and behind which others stand."""
+    place = tmp_path_factory.mktemp("undisturbed")
+    for name, texts in {"a.jsonl": TEXTS, **AROUND}.items():
+        write_lines(place / name, texts)
+    run(*(place / name for name in ("0.jsonl", "a.jsonl", "b.jsonl")), *PLAIN, place / "shards")
+    return [*contents(place / "shards").values()]
+
+
 @pytest.mark.parametrize(
     ("name", "mend", "spoil", "told"),
     [
@@ -232,17 +257,15 @@ def test_killed_runs_go_on_where_they_were(shards, folder):
     ],
 )
 def test_a_source_that_cannot_be_read_is_named_and_then_gone_on_with(
-    name, mend, spoil, told, folder, monkeypatch, capsys
+    name, mend, spoil, told, undisturbed, folder, monkeypatch, capsys
 ):
     """With status 2, one line, and all that stands before it written."""
-    write_lines(folder / "0.jsonl", TEXTS[:100])
-    write_lines(folder / "b.jsonl", TEXTS[100:])
+    for other, texts in AROUND.items():
+        write_lines(folder / other, texts)
     mend(folder / name)
-    command = ["0.jsonl", name, "b.jsonl", *PIECES[:2], "--workers", "1", "--data.tokenizer.kind", "bytes", "--out"]
-    assert tokenize.main([*command, "whole"]) == 0
     spoil(folder / name)
-    monkeypatch.setattr(sys, "argv", ["jax-tformer tokenize", *command, "shards"])
-    capsys.readouterr()
+    command = ["0.jsonl", name, "b.jsonl", *PLAIN, "shards"]
+    monkeypatch.setattr(sys, "argv", ["jax-tformer tokenize", *command, "--workers", "1"])
     with pytest.raises(SystemExit) as stop:
         run_program(tokenize.main, "jax-tformer tokenize")
     assert stop.value.code == 2
@@ -250,8 +273,8 @@ def test_a_source_that_cannot_be_read_is_named_and_then_gone_on_with(
     assert told in said
     assert said.count("\n") == 1
     mend(folder / name)
-    assert tokenize.main([*command, "shards"]) == 0
-    assert [*contents(folder / "shards").values()] == [*contents(folder / "whole").values()]
+    run(*command)
+    assert [*contents(folder / "shards").values()] == undisturbed
 
 
 @pytest.mark.parametrize("length", [0, -1, None])
@@ -322,9 +345,11 @@ def test_a_data_set_of_the_hub_is_that_of_one_commit(folder, monkeypatch):
 def test_a_run_on_shards_goes_on_to_the_bit(shards, folder):
     """With the tokenizer of the shards, wherever they are by then."""
     command = ["text", *TINY[:10], *TINY[14:], "--optimizer.schedule", "constant", "--data.path"]
-    assert train.main([*command, "shards", "--run", "whole", "--steps", "4"]) == 0
-    assert train.main([*command, "shards", "--run", "run", "--steps", "2"]) == 0
-    assert json.loads((folder / "run" / "config.json").read_text())["data"]["tokenizer"]["name"] == "shards"
+    assert train.main([*command, "shards", "--run", "run", "--steps", "4", "--training.checkpoint-every", "2"]) == 0
+    run, whole = folder / "run", losses(folder / "run")
+    assert json.loads((run / "config.json").read_text())["data"]["tokenizer"]["name"] == "shards"
+    lose(run, 4)
     shards.rename(folder / "elsewhere")
-    assert train.main(["--run", "run", "--data.path", "elsewhere", "--steps", "4"]) == 0
-    assert losses(folder / "run")[-1] == losses(folder / "whole")[-1]
+    assert train.main(["--run", "run", "--data.path", "elsewhere"]) == 0
+    assert losses(run) == whole
+    assert (run / "checkpoints" / "4").exists()

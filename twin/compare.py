@@ -34,7 +34,7 @@ def main(arguments: Sequence[str]) -> int:
     from twin.report import Findings
     from twin.report_page import ReportFolder
     from twin.side_by_side import Batches, compare_seed, first_difference, measure_alone
-    from twin.sides import Side
+    from twin.sides import Setting, Side
     from twin.torch_side import TorchSide
     from twin.transformers_side import checkpoint_weights, transformers_side
 
@@ -48,18 +48,17 @@ def main(arguments: Sequence[str]) -> int:
     # 3. The data: batches by number, made on demand.
     batches = Batches(plan.experiment, plan.steps)
     model = plan.experiment.model.with_vocab_size(batches.vocab_size)
-    experiment = dataclasses.replace(plan.experiment, model=model)
+    setting = Setting(model, plan.experiment.optimizer, plan.experiment.training, device)
 
     # 4. The sides: the JAX library, the PyTorch reference, transformers, and the reference in float64 as the truth.
-    given = (experiment.optimizer, experiment.training, device)
-    theirs = TorchSide("PyTorch", model, *given, plan.torch_compile)
-    ours = JaxSide(model, *given, checkpoint_weights(plan))
+    theirs = TorchSide("PyTorch", setting, plan.torch_compile)
+    ours = JaxSide(setting, checkpoint_weights(plan))
     sides: dict[str, Side] = {"jax": ours, "torch": theirs}
-    if third := transformers_side(plan, model, *given):
+    if third := transformers_side(plan, setting):
         sides["transformers"] = third
     parameters = sum(math.prod(shape) for shape in theirs.shapes().values())
     if plan.needs_truth(parameters):
-        sides["truth"] = TorchSide("the float64 truth", model.with_dtype("float64"), *given)
+        sides["truth"] = TorchSide("the float64 truth", setting._replace(model=model.with_dtype("float64")))
 
     # 5. The loop, seed by seed; then memory, with each framework alone.
     record, stopped, alone = Record(plan.dtype), None, {}
@@ -85,7 +84,7 @@ def main(arguments: Sequence[str]) -> int:
             view.say("measuring each framework alone ...")
             ours.start(plan.seeds[0], None)
             weights = ours.parameters()
-            alone = measure_alone(experiment, weights, batches(plan.seeds[0]), device, plan.torch_compile, stop)
+            alone = measure_alone(setting, weights, batches(plan.seeds[0]), plan.torch_compile, stop)
 
     # 6. The report.
     machine = describe_machine(jax_device())

@@ -12,7 +12,7 @@ from jaxtyping import Array, Bool, Key
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.functional import AnyTransformer
-from jax_tformer.model.dropout import keep_mask, site_key
+from jax_tformer.model.parameters import keep_mask, site_key
 from jax_tformer.training.step import Batch, TrainState, dropout_keys, split_batch
 
 Masks = dict[str, Bool[Array, "..."]]

@@ -7,8 +7,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tformer.config import TransformerConfig
-from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import Params, transformer
 from jax_tformer.hub.names import from_reference, reference_shape, slots, to_reference
 from jax_tformer.lora import trained, without_adapters
@@ -17,7 +15,7 @@ from jax_tformer.startup import set_up_jax
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, train_step
 from twin.dropout import masks_of_step
-from twin.sides import Masks, StepFigures, Tensors, require_loss_type, seconds_of
+from twin.sides import Masks, Setting, StepFigures, Tensors, require_loss_type, seconds_of
 
 
 class JaxSide:
@@ -27,17 +25,12 @@ class JaxSide:
 
     def __init__(
         self,
-        model: TransformerConfig,
-        optimization: OptimizerConfig,
-        training: TrainingConfig,
-        device: str,
+        setting: Setting,
         initial: Tensors | None = None,
         compiler_options: dict[str, Any] | None = None,
     ) -> None:
-        """`model` must have a vocab_size; `device` is "cpu" or "gpu"; `initial` are the weights of a checkpoint.
-
-        XLA compiles as for train.py, unless `compiler_options` says otherwise.
-        """
+        """`initial` are the weights of a checkpoint. XLA compiles as for train.py, but with `compiler_options`."""
+        model, optimization, training, device = setting
         self.net, self._compute = transformer(model), model.compute
         self._device = jax.local_devices(backend=device)[0]
         self._tx = optimizer(optimization, training.steps)
@@ -115,11 +108,11 @@ def full_precision() -> None:
     jax.config.update("jax_default_matmul_precision", "highest")
 
 
-def alone(model: TransformerConfig, optimization: OptimizerConfig, training: TrainingConfig, device: str) -> JaxSide:
+def alone(setting: Setting) -> JaxSide:
     """Makes the side in a process of its own, and sets up JAX there."""
-    set_up_jax(model)
+    set_up_jax(setting.model)
     full_precision()
-    return JaxSide(model, optimization, training, device)
+    return JaxSide(setting)
 
 
 def device_memory(device: jax.Device) -> int | None:

@@ -23,7 +23,7 @@ from twin.jax_side import JaxSide
 from twin.machine import Neighbours
 from twin.progress import LiveView
 from twin.record import SeedRecord, parameter_errors
-from twin.sides import HUGE_PAGES, Alone, Masks, Side, SideFailed, Tensors, require_same_step
+from twin.sides import HUGE_PAGES, Alone, Masks, Setting, Side, SideFailed, Tensors, require_same_step
 from twin.torch_side import TorchSide
 
 ALONE_STEPS = 12
@@ -152,28 +152,22 @@ class Needs:
 
 
 def measure_alone(
-    experiment: ExperimentConfig,
-    weights: Tensors,
-    batches: Iterable[Tensors],
-    device: str,
-    compiled: bool,
-    stop: Interruption,
+    setting: Setting, weights: Tensors, batches: Iterable[Tensors], compiled: bool, stop: Interruption
 ) -> dict[str, Needs | str]:
     """Measures what "jax" and "torch" each need on the first of `batches`; if that fails, returns the reason instead.
 
     In the comparing process both share memory and caches, so here each trains for a few steps in a process of its own.
     """
-    given = (experiment.model, experiment.optimizer, experiment.training, device)
     makers: dict[str, tuple[Any, ...]] = {
-        "jax": ("twin.jax_side:alone", *given),
-        "torch": ("twin.torch_side:TorchSide", "PyTorch", *given, compiled),
+        "jax": ("twin.jax_side:alone", setting),
+        "torch": ("twin.torch_side:TorchSide", "PyTorch", setting, compiled),
     }
     first = list(islice(batches, ALONE_STEPS))
     found: dict[str, Needs | str] = {}
     for name, made in makers.items():
-        side = Alone(*made, environment=HUGE_PAGES if device == "cpu" else {})
+        side = Alone(*made, environment=HUGE_PAGES if setting.device == "cpu" else {})
         try:
-            side.call("start", experiment.training.seed, weights)
+            side.call("start", setting.training.seed, weights)
             seconds = []
             for batch in first:
                 if stop.signal is not None:
@@ -184,7 +178,7 @@ def measure_alone(
                 memory_before=side.call("libraries_memory"),
                 device_memory=side.call("device_memory"),
                 step_seconds=statistics.median(seconds[1:] or seconds),
-                product_rate=side.call("product_rate", 1024 if device == "cpu" else 8192),
+                product_rate=side.call("product_rate", 1024 if setting.device == "cpu" else 8192),
             )
         except SideFailed as error:
             found[name] = str(error)

@@ -18,7 +18,9 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 
+from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import TrainingFailed
+from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from parity.gates.measure import ParityError
 from twin.machine import forget_peak, peak_memory
 
@@ -26,6 +28,17 @@ Tensors = Mapping[str, np.ndarray]
 """Arrays by name: a batch, or parameters by the names of `torch_ref`."""
 Masks = Sequence[Tensors]
 """Dropout masks (bool, True = kept) by site, for each part of a batch."""
+
+
+class Setting(NamedTuple):
+    """What a side trains, and where."""
+
+    model: TransformerConfig
+    """With a vocab_size, and the types of this side."""
+    optimizer: OptimizerConfig
+    training: TrainingConfig
+    device: str
+    """"cpu" or "gpu"."""
 
 
 class StepFigures(NamedTuple):

@@ -8,35 +8,24 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from parity.gates.measure import ParityError, require_same_names
 from parity.gates.torch_side import from_torch, to_torch
 from torch_ref import reference
 from torch_ref.training import Trainer
-from twin.sides import Masks, StepFigures, Tensors, require_loss_type, seconds_of
+from twin.sides import Masks, Setting, StepFigures, Tensors, require_loss_type, seconds_of
 
 
 class TorchSide:
     """torch_ref's Trainer, on the CPU or on the first CUDA device."""
 
-    def __init__(
-        self,
-        name: str,
-        model: TransformerConfig,
-        optimization: OptimizerConfig,
-        training: TrainingConfig,
-        device: str,
-        compiled: bool = False,
-    ) -> None:
-        """`model` must have a vocab_size and this side's types; `device` is "cpu" or "gpu"."""
+    def __init__(self, name: str, setting: Setting, compiled: bool = False) -> None:
+        """`name` is for messages."""
         # No TF32 for float32 products.
         torch.set_float32_matmul_precision("highest")
         torch.backends.cudnn.allow_tf32 = False
-        self.name, self._config = name, model
-        self._optimization, self._training = optimization, training
-        self._device, self._compiled = torch_device(device), compiled
+        self.name, self._setting, self._config = name, setting, setting.model
+        self._device, self._compiled = torch_device(setting.device), compiled
         self._model: Any = self._build().to(self._device)
         if compiled:
             self._model.compile()
@@ -67,7 +56,7 @@ class TorchSide:
 
     def _train(self, seed: int) -> None:
         torch.manual_seed(seed)
-        self._trainer = Trainer(self._model, self._optimization, self._training)
+        self._trainer = Trainer(self._model, self._setting.optimizer, self._setting.training)
 
     def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
         """Makes one update with these dropout masks, if any; autocasts parameters wider than the arithmetic."""

@@ -7,9 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.files import user_path
 from jax_tformer.hub.families import from_huggingface, to_huggingface
 from jax_tformer.hub.names import to_reference
@@ -17,10 +15,8 @@ from jax_tformer.hub.pretrained import load_pretrained
 from parity.gates.measure import ParityError
 from parity.islands import Float64
 from twin.options import Plan
-from twin.sides import Masks, StepFigures, Tensors
+from twin.sides import Masks, Setting, StepFigures, Tensors
 from twin.torch_side import TorchSide
-
-NAME = "transformers"
 
 
 def checkpoint_weights(plan: Plan) -> Tensors | None:
@@ -30,29 +26,22 @@ def checkpoint_weights(plan: Plan) -> Tensors | None:
     return to_reference(load_pretrained(plan.experiment.init, dtype=plan.dtype)[1])
 
 
-def transformers_side(plan: Plan, *given: Any) -> "TransformersSide | None":
-    """Returns the side of `transformers`, made of `given`; None without a checkpoint, or where it cannot take part.
+def transformers_side(plan: Plan, setting: Setting) -> "TransformersSide | None":
+    """Returns the side of `transformers`; None without a checkpoint, or where it cannot take part.
 
     It has neither our dropout masks nor our adapters. Raises InputError if it is not installed.
     """
     experiment = plan.experiment
     if experiment.init is None or plan.dropout == "shared" or experiment.model.lora is not None:
         return None
-    return TransformersSide(experiment.init, *given)
+    return TransformersSide(experiment.init, setting)
 
 
 class TransformersSide(TorchSide):
     """A class of `transformers` with torch_ref's Trainer around it: the same loss, AdamW and schedule."""
 
-    def __init__(
-        self,
-        folder: str,
-        model: TransformerConfig,
-        optimization: OptimizerConfig,
-        training: TrainingConfig,
-        device: str,
-    ) -> None:
-        """`folder` has the config.json; `model` is our config of it, with this side's types and without dropout."""
+    def __init__(self, folder: str, setting: Setting) -> None:
+        """`folder` has the config.json; `setting.model` is our config of it, without dropout."""
         try:
             import transformers
         except ImportError as error:
@@ -64,7 +53,7 @@ class TransformersSide(TorchSide):
         self._kind: Any = getattr(transformers, self._architecture, None)
         if self._kind is None:
             raise InputError(f"this transformers ({transformers.__version__}) has no class {self._architecture!r}")
-        super().__init__(NAME, model, optimization, training, device)
+        super().__init__("transformers", setting)
 
     def start(self, seed: int, weights: Tensors | None) -> None:
         """Resets the training to `weights`, which are named as torch_ref's."""

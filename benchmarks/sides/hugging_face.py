@@ -31,7 +31,7 @@ from jax_tformer.functional import transformer
 from jax_tformer.hub.families import to_huggingface
 from jax_tformer.hub.names import reference_shape, slots
 from torch_ref.training import StepMetrics, adamw, tokens_read
-from twin.sides import Tensors
+from twin.sides import Setting, Tensors
 from twin.torch_side import TorchSide, device_memory, torch_device
 from twin.transformers_side import load_arrays
 
@@ -110,7 +110,7 @@ def _inputs(batch: Mapping[str, Tensor], *, causal: bool) -> dict[str, Any]:
 
 def training(config: TransformerConfig, shape: BatchShape, device: str, compiled: bool = False) -> Training:
     """Makes the side that trains as Hugging Face does."""
-    return Training(HuggingFace("HF", config, OPTIMIZER, TRAINING, device, compiled), config, shape)
+    return Training(HuggingFace("HF", Setting(config, OPTIMIZER, TRAINING, device), compiled), config, shape)
 
 
 class Decoding:

@@ -17,12 +17,13 @@ from jax_tformer.training.prepare import fit_to_devices
 from jax_tformer.training.sharding import make_mesh
 from twin.jax_side import JaxSide, device_memory
 from twin.machine import forget_peak
+from twin.sides import Setting
 
 
 def training(config: TransformerConfig, shape: BatchShape, device: str) -> Training:
     """Makes the side that trains as train.py does, on one device."""
     fitted = fit_to_devices(config, draw_batch(config, shape), make_mesh(MeshConfig(data=1), shape.rows), 1)
-    return Training(JaxSide(fitted, OPTIMIZER, TRAINING, device), config, shape)
+    return Training(JaxSide(Setting(fitted, OPTIMIZER, TRAINING, device)), config, shape)
 
 
 class Decoding:

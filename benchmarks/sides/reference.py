@@ -10,7 +10,7 @@ from benchmarks.sides import Decoded, Training, draw_weights
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape
 from jax_tformer.config import TransformerConfig
 from torch_ref import reference
-from twin.sides import Tensors
+from twin.sides import Setting, Tensors
 from twin.torch_side import TorchSide, device_memory, torch_device
 
 
@@ -27,7 +27,7 @@ class Reference(TorchSide):
 
 def training(config: TransformerConfig, shape: BatchShape, device: str, compiled: bool = False) -> Training:
     """Makes the side that trains as `torch_ref` does."""
-    return Training(Reference("torch_ref", config, OPTIMIZER, TRAINING, device, compiled), config, shape)
+    return Training(Reference("torch_ref", Setting(config, OPTIMIZER, TRAINING, device), compiled), config, shape)
 
 
 def fuse(optimizer: torch.optim.Optimizer) -> None:

@@ -28,7 +28,9 @@ class ChatTemplate:
 
     def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
         """Raises InputError, naming `where`, if `source` is no Jinja template."""
-        self._source, self._tokens, self._where = source, dict(tokens), where
+        self._source = source
+        self._tokens = dict(tokens)
+        self._where = where
         self._ask(None)
 
     def render(self, messages: list[Message]) -> str:
@@ -52,10 +54,8 @@ class ChatTemplate:
                 "check it, or leave --chat out"
             ) from None
         outcome, text = json.loads(done.stdout)
-        if outcome == "damaged":
-            raise InputError(f"the chat template in {self._where} is damaged ({text}); restore it")
-        if outcome == "refused":
-            raise InputError(f"the chat template in {self._where} refuses this ({text})")
+        require(outcome != "damaged", f"the chat template in {self._where} is damaged ({text}); restore it")
+        require(outcome != "refused", f"the chat template in {self._where} refuses this ({text})")
         return str(text)
 
 
@@ -64,10 +64,13 @@ def read_chat_template(folder: Path) -> ChatTemplate:
 
     Raises InputError if there is none, or if it is damaged.
     """
-    settings, path = read_settings(folder), folder / "chat_template.jinja"
-    found, where = settings.get("chat_template"), folder / "tokenizer_config.json"
+    settings = read_settings(folder)
+    path = folder / "chat_template.jinja"
+    found = settings.get("chat_template")
+    where = folder / "tokenizer_config.json"
     if path.exists():
-        found, where = read_text(path), path
+        found = read_text(path)
+        where = path
     if isinstance(found, list) and all(isinstance(each, dict) for each in found):
         found = next((each.get("template") for each in found if each.get("name") == "default"), None)
     require(
@@ -84,7 +87,8 @@ class Conversation:
     """A conversation, message by message: makes a Prompt of what the user says, and hears the answer."""
 
     def __init__(self, template: ChatTemplate, read: PromptReader, system: str | None) -> None:
-        self._template, self._read = template, read
+        self._template = template
+        self._read = read
         self._messages = [] if system is None else [{"role": "system", "content": system}]
 
     def __call__(self, text: str, number: int = 1, place: str | None = None) -> Prompt:

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jax_tformer.config import Dtype
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import list_files, new_folder, require_new_folder, to_dict, user_path, write_json
 from jax_tformer.runs.folder import (
     RunFolder,
@@ -45,7 +45,8 @@ class ExportOptions:
 
 def main(arguments: Sequence[str]) -> int:
     options = parse(ExportOptions, arguments, prog="jax-tformer export", description=__doc__ or "")
-    step, out = parse_checkpoint(options.checkpoint), user_path(options.out)
+    step = parse_checkpoint(options.checkpoint)
+    out = user_path(options.out)
     for name in ("architecture", "dtype"):
         told = f"--{name} is {getattr(options, name)!r} without --huggingface; expected both, or neither"
         served = options.huggingface or (options.adapters and name == "architecture")
@@ -86,7 +87,7 @@ def export_weights(out: Path, trained: Trained) -> None:
         try:
             save_weights(whole / "model.safetensors", trained.params, trained.net.config)
         except safetensors.SafetensorError as error:
-            raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
+            raise InputError(f"cannot write {out}: {reason_of(error)}") from error
 
 
 def export_adapters(run: RunFolder, out: Path, trained: Trained, architecture: str | None, base: str | None) -> None:
@@ -100,6 +101,8 @@ def export_adapters(run: RunFolder, out: Path, trained: Trained, architecture: s
 
     net = trained.net
     net.origin = read_origin(run.origin) if run.origin.exists() else None
-    told = "the run began with new weights; expected --architecture, the class that its adapters are for"
-    require(net.origin is not None or architecture is not None, told)
+    require(
+        net.origin is not None or architecture is not None,
+        "the run began with new weights; expected --architecture, the class that its adapters are for",
+    )
     save_adapters(out, net, trained.params, architecture=architecture, base=base)

@@ -75,12 +75,15 @@ def generate(options: "GenerateOptions") -> int:
     # 1. The model except for its weights, and the texts: checked before the slow imports. A file is read at once,
     # standard input line by line.
     with processes.together():
-        several = "standard input is of one process, and there are several; give the texts with --file"
-        require(processes.count() == 1 or not options.piped, several)
+        require(
+            processes.count() == 1 or not options.piped,
+            "standard input is of one process, and there are several; give the texts with --file",
+        )
         plan = plan_generation(options)
         only = options.source if options.prompt is None else options.prompt
         # With references every line must count, so an unusable one is an error.
-        typed, references = options.typed and options.reference is None, None
+        typed = options.typed and options.reference is None
+        references = None
         prompts = open_prompts(only, options.file, plan.read, typed=typed, at_once=plan.hear is None)
         if options.reference is not None:
             references = read_references(options.reference, prompts := list(prompts))
@@ -96,12 +99,15 @@ def generate(options: "GenerateOptions") -> int:
     kind = "source" if plan.translates else "prompt"
     alone = plan.translates or plan.hear is not None
     output = JsonOutput(kind) if options.json else TextOutput(kind, alone=alone)
-    watch, tokens, answers = Stopwatch(), 0, list[str]()
+    watch = Stopwatch()
+    tokens = 0
+    answers = []
     for batch in batched(prompts, options.batch):
         if isinstance(output, TextOutput) and options.stream:
             with watch.running():
                 pieces = output.stream(batch[0], answerer.stream(batch[0]))
-            best, tokens = ["".join(pieces)], tokens + len(pieces) - 1
+            best = ["".join(pieces)]
+            tokens = tokens + len(pieces) - 1
         else:
             with watch.running(), options.flags_in_errors():
                 found = answerer.answers(batch)
@@ -207,11 +213,11 @@ class GenerateOptions:
         parts = [(part, field) for part in (self, self.decoding) for field in fields(part)]
         given = {_flag(field.name) for part, field in parts if getattr(part, field.name) != field.default}
         for first, second in _EXCLUSIVE:
-            told = f"{first} and {second} are both given; expected one of them"
-            require(not {first, second} <= given, told)
+            require(not {first, second} <= given, f"{first} and {second} are both given; expected one of them")
         for flag, needed in _NEEDS.items():
-            told = f"{flag} is given without {needed}; expected both, or neither"
-            require(flag not in given or needed in given, told)
+            require(
+                flag not in given or needed in given, f"{flag} is given without {needed}; expected both, or neither"
+            )
 
     def decoding_config(self, defaults: GenerationDefaults, where: str, limit: Limit) -> DecodingConfig:
         """Returns the DecodingConfig of a model with these `defaults` of the file `where`; flags overrule them.
@@ -243,7 +249,8 @@ class GenerateOptions:
                 raise InputError(f"{error}; {where} says so, and flags overrule it") from None
 
     def _max_new_tokens(self, defaults: GenerationDefaults, limit: Limit) -> int:
-        asked, (largest, named) = self.decoding.max_new_tokens, limit or (2**31, "")
+        asked = self.decoding.max_new_tokens
+        largest, named = limit or (2**31, "")
         if asked is None:
             return min(max(defaults.most or defaults.longest or DecodingConfig.max_new_tokens, 1), largest)
         require(asked <= largest or limit is None, f"--max-new-tokens is {asked}; expected at most {largest}, {named}")
@@ -331,34 +338,42 @@ def plan_generation(options: GenerateOptions) -> GenerationPlan:
     """
     path = user_path(options.run)
     run = RunFolder(path)
-    folder, origin, data = path, None, None
+    folder = path
+    origin = None
+    data = None
     if run.holds_checkpoint():
         origin = read_origin(path)
         config, tokenizer, load_model = _open_checkpoint(options, path, origin)
     else:
         experiment = run.read_config("a folder that train.py or save_pretrained has written")
-        config, data = experiment.model, experiment.data
+        config = experiment.model
+        data = experiment.data
         tokenizer, load_model = _open_run(options, run, config)
         if run.origin.exists():
-            folder, origin = run.origin, read_origin(run.origin)
+            folder = run.origin
+            origin = read_origin(run.origin)
     if config.decoder is None or config.head == "none":
         kind = "an encoder" if config.decoder is None else "a model without a head"
         raise InputError(
             f"{options.run} holds {kind}{f' ({origin.architecture})' if origin else ''}; only decoder-only and "
             "encoder-decoder models generate text; give the folder of one"
         )
-    translates, limit = config.encoder is not None, None
+    translates = config.encoder is not None
+    limit = None
     options.check_model(translates)
     if origin is not None:
         defaults, where = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
         tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids or None)
-        length, named = config.decoder.max_positions, "the model's context"
+        length = config.decoder.max_positions
+        named = "the model's context"
         if config.encoder is not None:
             limit = None if length is None else (length, "the model's positions")
-            length, named = config.encoder.max_positions, "the model's positions"
+            length = config.encoder.max_positions
+            named = "the model's positions"
     else:
         assert data is not None
-        (defaults, limit), where = _run_defaults(data), path
+        defaults, limit = _run_defaults(data)
+        where = path
         length, named = data_length(data)
     decoding = options.decoding_config(defaults, str(where), limit)
     require(
@@ -381,7 +396,8 @@ def plan_generation(options: GenerateOptions) -> GenerationPlan:
     def load() -> "tuple[Answerer, Sequence[str]]":
         from jax_tformer.decoding.generate import Answerer
 
-        trained, context = load_model(), length if options.slide else None
+        trained = load_model()
+        context = length if options.slide else None
         asked: dict[str, Any] = {"seed": options.seed, "context": context, "batch": options.batch}
         return Answerer(trained.net, trained.params, tokenizer, decoding, **asked), trained.skipped
 
@@ -409,7 +425,8 @@ def _open_run(
     options: GenerateOptions, run: RunFolder, config: TransformerConfig
 ) -> tuple[Tokenizer, Callable[[], Trained]]:
     require(options.dtype is None, "--dtype is for Hugging Face folders; a run has the types of its config.json")
-    tokenizer, step = run.read_tokenizer(config.vocab_size), parse_checkpoint(options.checkpoint)
+    tokenizer = run.read_tokenizer(config.vocab_size)
+    step = parse_checkpoint(options.checkpoint)
 
     def load() -> Trained:
         trained = load_trained(run, step, devices=options.devices)
@@ -486,9 +503,11 @@ def read_standard_input(read: ReadPrompt, *, typed: bool = False) -> Iterator[Pr
 
 def read_references(path: Path, sources: Sequence[Prompt]) -> list[str]:
     """Returns the line of `path` for each of the sources; raises InputError unless the files match line by line."""
-    lines, per_line = _file_lines(path), "expected a reference for each source, line by line"
+    lines = _file_lines(path)
+    per_line = "expected a reference for each source, line by line"
     asked = {source.number for source in sources}
-    last, lonely = max(asked), min({number for text, number, _ in lines if text.strip()} - asked, default=0)
+    last = max(asked)
+    lonely = min({number for text, number, _ in lines if text.strip()} - asked, default=0)
     ends = f"the sources end at line {last:,} and {path} at line {len(lines):,}"
     require(len(lines) >= last >= lonely, f"{ends}; {per_line}")
     require(not lonely, f"line {lonely:,} of {path} belongs to a blank line of the sources; {per_line}")
@@ -500,8 +519,9 @@ def _file_lines(path: Path) -> list[Line]:
         with open(user_path(path), "rb") as stream:
             lines = list(_decode(stream, str(path)))
     except OSError as error:
-        told = f"{path} cannot be read ({error.strerror}); expected a file of text; check the path"
-        raise InputError(told) from error
+        raise InputError(
+            f"{path} cannot be read ({error.strerror}); expected a file of text; check the path"
+        ) from error
     require(any(text.strip() for text, *_ in lines), f"{path} is empty; expected a text on each line")
     return lines
 
@@ -600,7 +620,7 @@ class Stopwatch:
         """May be entered as often as there is something to time."""
         import jax.monitoring  # imported here, so that texts are checked first
 
-        spans: list[tuple[float, float]] = []
+        spans = []
 
         def listen(event: str, start_time: float, end_time: float, **_: str | int) -> None:
             if event.startswith(_COMPILATION):

@@ -17,7 +17,9 @@ from jinja2.ext import Extension, loopcontrols
 from jinja2.parser import Parser
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
-SECONDS, MEMORY, CHARACTERS = 2, 2**30, 2**22
+SECONDS = 2
+MEMORY = 2**30
+CHARACTERS = 2**22
 
 
 class _Generation(Extension):

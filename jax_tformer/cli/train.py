@@ -6,7 +6,7 @@
 
     1. the config      EXPERIMENTS["dates"] (config/presets.py) and the flags, of the classes in config/experiment.py
     2. the mesh        make_mesh (training/sharding.py)
-    3. the data        build_pipeline (data/pipeline.py), of the pairs in data/dates.py
+    3. the data        build_pipeline (data/pipeline.py), of the pairs in data/generated.py
     4. the model       transformer (functional.py); train_step (training/step.py) by optimizer (training/optimizer.py),
                        compiled by prepare (training/prepare.py)
     5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption (runs/begin.py)
@@ -14,11 +14,10 @@
     7. the results     sample_text and finish (runs/evaluation.py)
 """
 
-import dataclasses
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -131,7 +130,10 @@ def train(plan: "TrainPlan", started: float) -> int:
         shape_of,
     )
 
-    experiment, training, run, export = plan.experiment, plan.experiment.training, plan.run, plan.options.export
+    experiment = plan.experiment
+    training = plan.experiment.training
+    run = plan.run
+    export = plan.options.export
     with together():
         set_up_jax(experiment.model)
         require_room_for_batches(experiment.data, training)
@@ -148,10 +150,11 @@ def train(plan: "TrainPlan", started: float) -> int:
         return tokenizer, build_pipeline(experiment.data, training, tokenizer, rows)
 
     tokenizer, pipeline = processes.first_then_others(build_data)
-    experiment = dataclasses.replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
+    experiment = replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
     require_same_run(experiment, tokenizer, pipeline.fingerprint, continues=before is not None)
     changes, notes = permitted_changes(before, experiment)
-    batches, largest = pipeline.train_iterator(), abstract_batch(mesh, pipeline.evaluation[0])
+    batches = pipeline.train_iterator()
+    largest = abstract_batch(mesh, pipeline.evaluation[0])
 
     # 4. The model, its optimizer and their step. Whatever does not fit is refused before anything is written.
     net = transformer(fit_to_devices(experiment.model, largest, mesh, training.accumulation))
@@ -187,7 +190,8 @@ def train(plan: "TrainPlan", started: float) -> int:
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     nans = plan.options.debug.nans
     diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation, operation=nans)
-    log, signals = MetricsLog(run, start, plan.options.track, experiment), processes.Signals(mesh)
+    log = MetricsLog(run, start, plan.options.track, experiment)
+    signals = processes.Signals(mesh)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
         line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
         if net.config.lora is not None:
@@ -305,10 +309,13 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
 
     # The run's folder decides what the other flags change.
     flags = given_flags(rest, SHORT_NAMES)
-    where, resume = flags.get("--run"), flags.get("--resume")
+    where = flags.get("--run")
+    resume = flags.get("--resume")
     named = list(arguments[:1]) == [name] or where is None
     folder = RunFolder(user_path(Path("runs") / name if where is None else where))
-    preset, before, notes = EXPERIMENTS[name], None, list[str]()
+    preset = EXPERIMENTS[name]
+    before = None
+    notes = []
     prog = f"train.py {name}" if named or not folder.holds_run() else f"train.py --run {folder.path}"
     if folder.holds_run() and resume in (None, "auto"):
         before = folder.read_config()
@@ -328,9 +335,11 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     )
     experiment = ExperimentConfig(**{field: getattr(options, field) for field in vars(preset.config)})
     if before is None and experiment.init is None:
-        experiment = dataclasses.replace(experiment, data=with_own_tokenizer(experiment.data, rest))
-    told = "--track needs trackio; pip install '.[track]' adds it, or leave it out"
-    require(options.track is None or find_spec("trackio") is not None, told)
+        experiment = replace(experiment, data=with_own_tokenizer(experiment.data, rest))
+    require(
+        options.track is None or find_spec("trackio") is not None,
+        "--track needs trackio; pip install '.[track]' adds it, or leave it out",
+    )
     if options.report:
         _require_report(folder, before, experiment)
     if before is None and not named:
@@ -344,7 +353,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         require_same_architecture(experiment, start)
     if options.export is not None:
         require_new_folder(export := user_path(options.export))
-        options = dataclasses.replace(options, export=export)
+        options = replace(options, export=export)
         require_expressible(experiment)
     return TrainPlan(name if named else None, experiment, folder, before, options, notes)
 
@@ -373,20 +382,19 @@ def with_adapters(experiment: ExperimentConfig, arguments: Sequence[str]) -> Exp
     asked = any(flag.startswith("--model.lora.") for flag in given_flags(arguments, SHORT_NAMES))
     if not asked or experiment.model.lora is not None:
         return experiment
-    return dataclasses.replace(experiment, model=dataclasses.replace(experiment.model, lora=LoraConfig()))
+    return replace(experiment, model=replace(experiment.model, lora=LoraConfig()))
 
 
 def with_own_tokenizer(data: TextData | PairData, arguments: Sequence[str]) -> TextData | PairData:
     """Returns `data`, with the tokenizer that stands beside its shards if no flag describes another."""
     if isinstance(data, PairData) or any(flag.startswith("--data.tokenizer.") for flag in given_flags(arguments)):
         return data
-    from jax_tformer.data.shards import read_manifest
-    from jax_tformer.data.sources import shard_files, sources_of
+    from jax_tformer.data.sources import read_manifest, shard_files, sources_of
 
     for part, _ in sources_of(data):
         paths = shard_files(part)
         if paths and read_manifest(paths[0].parent) is not None:
-            return dataclasses.replace(data, tokenizer=TokenizerConfig("huggingface", name=str(paths[0].parent)))
+            return replace(data, tokenizer=TokenizerConfig("huggingface", name=str(paths[0].parent)))
     return data
 
 
@@ -435,6 +443,5 @@ def choose_experiment(arguments: Sequence[str], default: str, usage: str) -> tup
         listed = [f"  {name:<{width}}  {experiment.description}" for name, experiment in EXPERIMENTS.items()]
         print(as_called(usage).format(experiments="\n".join(listed)))
         raise SystemExit(0)
-    if name not in EXPERIMENTS:
-        raise InputError(f"there is no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
+    require(name in EXPERIMENTS, f"there is no experiment {name!r}; expected one of {', '.join(EXPERIMENTS)}")
     return name, rest

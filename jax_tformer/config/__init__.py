@@ -4,20 +4,11 @@ The configs are frozen dataclasses that check themselves when they are made. Eve
 field, so nothing depends on a framework's default.
 """
 
-import dataclasses
 import math
-from dataclasses import dataclass, field
+from dataclasses import astuple, dataclass, field, replace
 from typing import Any, Literal, get_args
 
-from jax_tformer.config.errors import (
-    AboveZero,
-    Count,
-    Positive,
-    Rate,
-    check_fields,
-    require,
-    require_field,
-)
+from jax_tformer.config.errors import AboveZero, Count, Positive, Rate, check_fields, require, require_field
 
 Activation = Literal["relu", "relu_squared", "gelu_erf", "gelu_tanh", "silu"]
 AttentionImplementation = Literal["auto", "einsum", "blocks", "cudnn", "pallas"]
@@ -67,7 +58,8 @@ class RotaryConfig:
         of_llama3 = ("low_frequency_factor", "high_frequency_factor", "original_positions")
         unread = {"linear": of_llama3, "none": ("factor", *of_llama3), "llama3": ()}[self.scaling]
         for name in unread:
-            value, unset = getattr(self, name), getattr(RotaryConfig, name)
+            value = getattr(self, name)
+            unset = getattr(RotaryConfig, name)
             because = f"and scaling is {self.scaling!r}; expected {unset!r}, since nothing reads it"
             require(value == unset, f"{name} is {value!r}, {because}")
 
@@ -204,15 +196,19 @@ class StackConfig:
 
     def check_buckets(self, least: int) -> None:
         """Requires `least` buckets of relative positions: 4 for keys on both sides of a query, 2 for those on one."""
-        buckets, single = self.relative_buckets, self.relative_buckets // least
+        buckets = self.relative_buckets
+        single = self.relative_buckets // least
         require_field(
             buckets >= least and buckets % (least // 2) == 0,
             "relative_buckets",
             f"is {buckets}; expected at least {least}{', and an even number, in an encoder' if least == 4 else ''}",
         )
         most = self.relative_max_distance
-        alike = f"is {most}; expected more than {single}, from where on buckets have several distances"
-        require_field(most > single, "relative_max_distance", alike)
+        require_field(
+            most > single,
+            "relative_max_distance",
+            f"is {most}; expected more than {single}, from where on buckets have several distances",
+        )
 
     @property
     def table_positions(self) -> int:
@@ -257,7 +253,7 @@ class DropoutConfig:
     @property
     def drops(self) -> bool:
         """Whether any rate is above 0."""
-        return any(dataclasses.astuple(self))
+        return any(astuple(self))
 
 
 @dataclass(frozen=True)
@@ -389,7 +385,8 @@ class TransformerConfig:
                 stack.check_buckets(4 if name == "encoder" else 2)
 
     def _check_classification(self) -> None:
-        classifies, pools = self.head.startswith("classify"), self.pooler != "none"
+        classifies = self.head.startswith("classify")
+        pools = self.pooler != "none"
         require(
             classifies == (self.classes is not None),
             f"head is {self.head!r} and classes is {self.classes}; "
@@ -424,7 +421,8 @@ class TransformerConfig:
             not stack.positions.startswith("sinusoidal") or self.d_model % 2 == 0,
             f"d_model is {self.d_model}; sinusoidal positions need an even width",
         )
-        turned, width = stack.rotary.width, self.head_width(stack)
+        turned = stack.rotary.width
+        width = self.head_width(stack)
         require(
             stack.positions != "rotary" or turned is not None or width % 2 == 0,
             f"{'d_model / num_heads' if stack.head_width is None else 'head_width'} is {width}; "
@@ -453,7 +451,8 @@ class TransformerConfig:
         """The projections of each layer of `stack`, by name: (inputs, outputs)."""
         queries = stack.num_heads * self.head_width(stack)
         shared = (stack.key_value_heads or stack.num_heads) * self.head_width(stack)
-        model, inner = self.d_model, stack.feedforward_width
+        model = self.d_model
+        inner = stack.feedforward_width
         attention = {"query": (model, queries), "key": (model, shared), "value": (model, shared)}
         feedforward = {"gate": (model, inner), "up": (model, inner), "down": (inner, model)}
         if not stack.gated:
@@ -499,11 +498,11 @@ class TransformerConfig:
 
     def with_vocab_size(self, vocab_size: int) -> "TransformerConfig":
         """This config with `vocab_size`, unless it already has a size."""
-        return self if self.vocab_size is not None else dataclasses.replace(self, vocab_size=vocab_size)
+        return self if self.vocab_size is not None else replace(self, vocab_size=vocab_size)
 
     def with_compute(self, **changes: Any) -> "TransformerConfig":
         """This config with `changes` of its `compute`."""
-        return dataclasses.replace(self, compute=dataclasses.replace(self.compute, **changes))
+        return replace(self, compute=replace(self.compute, **changes))
 
     def with_dtype(self, dtype: Dtype) -> "TransformerConfig":
         """This config with parameters and arithmetic in `dtype`."""

@@ -52,11 +52,17 @@ class FieldError(InputError):
 
     def __init__(self, field: str, problem: str) -> None:
         super().__init__(f"{field} {problem}")
-        self.field, self.problem = field, problem
+        self.field = field
+        self.problem = problem
 
 
 class TrainingFailed(RuntimeError):
     """Training cannot go on: a loss or gradient is not finite. Programs print one line and exit with status 1."""
+
+
+def reason_of(error: Exception) -> str:
+    """Returns what an error of a library says, on one line, or its name if it says nothing."""
+    return " ".join(str(error).split()) or type(error).__name__
 
 
 def require(condition: bool, message: str) -> None:

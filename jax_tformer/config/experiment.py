@@ -356,7 +356,8 @@ class DecodingConfig:
 
     def __post_init__(self) -> None:
         check_fields(self)
-        most, fewest = self.max_new_tokens, self.min_new_tokens
+        most = self.max_new_tokens
+        fewest = self.min_new_tokens
         require_field(most < 2**31, "max_new_tokens", f"is {most}; expected fewer than 2^31")
         require_field(fewest <= most, "min_new_tokens", f"is {fewest}; expected at most {most}, the most new tokens")
         for name in ("suppress_tokens", "begin_suppress_tokens"):
@@ -368,7 +369,9 @@ class DecodingConfig:
             "bad_words_ids",
             f"is {words!r:.60}; expected a tuple of words, each a tuple of one or more ids of at least 0",
         )
-        early, beams, wanted = self.early_stopping, self.num_beams, self.num_return_sequences
+        early = self.early_stopping
+        beams = self.num_beams
+        wanted = self.num_return_sequences
         known = isinstance(early, bool) or early == "never"
         require_field(known, "early_stopping", f"is {early!r}; expected True, False or 'never'")
         if self.top_p is not None:
@@ -376,17 +379,27 @@ class DecodingConfig:
         if self.min_p is not None:
             require_field(self.min_p <= 1, "min_p", f"is {self.min_p}; expected a number from 0 to 1")
         if beams > 1:
-            draws = f"is {self.temperature:g}; expected 0 with a beam search, which draws nothing"
-            require_field(self.temperature == 0, "temperature", draws)
-            many = f"is {wanted}; expected at most {beams}, the number of beams"
-            require_field(wanted <= beams, "num_return_sequences", many)
+            require_field(
+                self.temperature == 0,
+                "temperature",
+                f"is {self.temperature:g}; expected 0 with a beam search, which draws nothing",
+            )
+            require_field(
+                wanted <= beams, "num_return_sequences", f"is {wanted}; expected at most {beams}, the number of beams"
+            )
         elif self.temperature == 0:
-            alike = f"is {wanted}; expected 1 at temperature 0, where nothing is drawn; {_DRAW}, or beams"
-            require_field(wanted == 1, "num_return_sequences", alike)
+            require_field(
+                wanted == 1,
+                "num_return_sequences",
+                f"is {wanted}; expected 1 at temperature 0, where nothing is drawn; {_DRAW}, or beams",
+            )
         for name in ("top_k", "top_p", "min_p"):
             value = getattr(self, name)
-            unused = f"is {value}; expected none at temperature 0, where nothing is drawn; leave it out, or {_DRAW}"
-            require_field(value is None or self.temperature > 0, name, unused)
+            require_field(
+                value is None or self.temperature > 0,
+                name,
+                f"is {value}; expected none at temperature 0, where nothing is drawn; leave it out, or {_DRAW}",
+            )
 
 
 def _are_ids(value: object) -> bool:
@@ -468,10 +481,10 @@ class ExperimentConfig:
             "checkpoint's own tokenizer: leave --data.tokenizer out",
         )
         told = {"text": "a decoder only", "masked": "an encoder only", "pairs": "both stacks"}
-        kind, fits = type(self.data), trains_on(self.model)
+        kind = type(self.data)
+        fits = trains_on(self.model)
         require(
-            self.data.kind == fits,
-            f"{kind.__name__} trains a model with {told[kind.kind]}; this one has {told[fits]}",
+            self.data.kind == fits, f"{kind.__name__} trains a model with {told[kind.kind]}; this one has {told[fits]}"
         )
         require(
             self.model.predicts_tokens,
@@ -484,7 +497,8 @@ class ExperimentConfig:
         if isinstance(self.data, PairData):
             self._require_length(self.model.encoder, "source_length", self.data.source_length)
             self._require_length(self.model.decoder, "target_length", self.data.target_length)
-            tokens, least = self.data.tokens_per_batch, max(self.data.source_length, self.data.target_length)
+            tokens = self.data.tokens_per_batch
+            least = max(self.data.source_length, self.data.target_length)
             least *= self.training.batch_size
             require(
                 tokens is None or (tokens >= least and self.mesh.context == 1),
@@ -495,7 +509,8 @@ class ExperimentConfig:
             self._require_length(self.model.output_stack, "context_length", self.data.context_length)
 
     def _require_length(self, stack: object, name: str, length: int) -> None:
-        rows, parts = getattr(stack, "max_positions", None), self.mesh.context
+        rows = getattr(stack, "max_positions", None)
+        parts = self.mesh.context
         require(
             length % parts == 0,
             f"{name} is {length}, which does not divide over {parts} devices (--mesh.context); "

@@ -16,7 +16,9 @@ from jax_tformer.config.experiment import (
     TrainingConfig,
 )
 
-_GPT2_VOCABULARY, _BERT_VOCABULARY, _WMT_VOCABULARY = 50257, 30522, 37000
+_GPT2_VOCABULARY = 50257
+_BERT_VOCABULARY = 30522
+_WMT_VOCABULARY = 37000
 
 # "Transformers from Scratch" (the article): d_model 6, 2 heads, hidden 12, one layer, dropout 0.1, GPT-2 tokens.
 _ARTICLE_STACK = StackConfig(
@@ -310,8 +312,7 @@ EXPERIMENTS: dict[str, Experiment] = {
         "decoder-only: addition modulo 97, learnt by heart first and understood much later",
         ExperimentConfig(
             model=TransformerConfig(
-                d_model=128,
-                decoder=replace(_SMALL_STACK, num_layers=1, activation="relu", max_positions=4),
+                d_model=128, decoder=replace(_SMALL_STACK, num_layers=1, activation="relu", max_positions=4)
             ),
             data=TextData(
                 source="modular-addition", context_length=4, held_out=0.75, tokenizer=TokenizerConfig("words")
@@ -336,20 +337,19 @@ EXPERIMENTS: dict[str, Experiment] = {
             _MASKED_DOCS,
             model=replace(
                 _MASKED_DOCS.model,
+                d_model=64,
                 encoder=replace(
-                    _BERT_STACK, num_layers=4, num_heads=4, feedforward_width=512, max_positions=64, token_types=0
+                    _SMALL_STACK, num_layers=2, feedforward_width=256, positions="relative", max_positions=None
                 ),
             ),
             data=replace(
                 _MASKED_DATA, source="markov-chain", context_length=64, tokenizer=TokenizerConfig("characters")
             ),
-            training=TrainingConfig(steps=3000, batch_size=32, evaluate_every=500, checkpoint_every=1500),
+            optimizer=replace(_MASKED_DOCS.optimizer, name="muon", learning_rate=1e-2, final_fraction=0.0),
+            training=TrainingConfig(steps=3000, batch_size=64, evaluate_every=500, checkpoint_every=1500),
         ),
     ),
-    "masked-docs": Experiment(
-        "encoder-only: restore masked tokens of the Python language reference",
-        _MASKED_DOCS,
-    ),
+    "masked-docs": Experiment("encoder-only: restore masked tokens of the Python language reference", _MASKED_DOCS),
     "masked": Experiment(
         "encoder-only, restores masked tokens of your own text: --data.path FILE, FOLDER or 'GLOB'",
         replace(_MASKED_DOCS, data=replace(_MASKED_DATA, source="files")),

@@ -1,9 +1,11 @@
-"""Decides what is in which batch from its number and the seed alone, so that any batch can be made at any time.
+"""Decides what is held out, and what is in which batch from its number and the seed alone, so that any batch can be
+made at any time.
 
 Grain permutes numbers without a list of them, gives every batch random numbers of its own, and makes the next batches
 in a thread. It packs and mixes only from the first element on, so that is done here.
 """
 
+import hashlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, replace
@@ -127,7 +129,8 @@ def training_batches(source: Source, training: TrainingConfig, rows: np.ndarray)
     def make(number: int, generator: np.random.Generator) -> Batch:
         which, number = choose(number, [shape.share for shape in source.shapes], seed)
         size, parts, _ = source.shapes[which]
-        mine, shares = _rows_of(size, training, rows), [part.share for part in parts]
+        mine = _rows_of(size, training, rows)
+        shares = [part.share for part in parts]
         drawn = (choose(number * size + int(row), shares, seed) for row in mine)
         chosen = [(of, permute(count, parts[of].train.count, seed)[1]) for of, count in drawn]
         return source.finish(_gather([part.train for part in parts], np.array(chosen)), generator, mine, size)
@@ -143,9 +146,11 @@ def evaluation_batches(source: Source, training: TrainingConfig, rows: np.ndarra
     full = np.cumsum([-(-sum(part.held_out.count for part in parts) // size) for size, parts, _ in source.shapes])
     wanted = min(training.evaluate_batches, full[-1])
     ends = np.searchsorted(np.arange(wanted) * full[-1] // wanted, full)
-    generator, made = np.random.default_rng(0), list[Batch]()
+    generator = np.random.default_rng(0)
+    made = []
     for (size, parts, _), batches in zip(source.shapes, np.diff(ends, prepend=0), strict=True):
-        mine, shares = _rows_of(size, training, rows), sum(part.share for part in parts)
+        mine = _rows_of(size, training, rows)
+        shares = sum(part.share for part in parts)
         chosen = np.array(
             [
                 (of, item)
@@ -181,3 +186,17 @@ def _rows_of(size: int, training: TrainingConfig, rows: np.ndarray) -> np.ndarra
     times = size // training.batch_size
     found: np.ndarray = (rows[:, None] * times + np.arange(times)).ravel()
     return found
+
+
+def held_out_items(items: Iterable[str], fraction: float) -> np.ndarray:
+    """Returns, bool[N], which of N items belong to the `fraction` of the distinct ones, at least one, held out.
+
+    Those with the lowest hashes are. The content decides and not the position: files may be sorted, and equal items
+    must be on the same side.
+    """
+    # Python's own hash differs between processes. Of ten million items, two have the same 8 bytes with a probability of
+    # one in 400,000, and are then on the same side.
+    digests = (hashlib.sha256(item.encode()).digest() for item in items)
+    hashes = np.fromiter((int.from_bytes(digest[:8], "big") for digest in digests), np.uint64)
+    ranked = np.unique(hashes)
+    return np.isin(hashes, ranked[: max(1, round(fraction * len(ranked)))])

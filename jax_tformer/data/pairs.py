@@ -35,8 +35,10 @@ class PairBatcher:
     """
 
     def __init__(self, data: PairData, tokenizer: Tokenizer) -> None:
-        self.tokenizer, self.lengths = tokenizer, (data.source_length, data.target_length)
-        self._framing, self._pad_id = pair_framing(tokenizer), tokenizer.require("pad", "for pairs")
+        self.tokenizer = tokenizer
+        self.lengths = (data.source_length, data.target_length)
+        self._framing = pair_framing(tokenizer)
+        self._pad_id = tokenizer.require("pad", "for pairs")
 
     @property
     def most(self) -> tuple[int, int]:
@@ -85,7 +87,8 @@ def pair_source(data: PairData, training: TrainingConfig, tokenizer: Tokenizer) 
 
     Raises InputError if no pair fits, to train on or held out, or if the tokenizer lacks a token.
     """
-    texts, batcher = load_pairs(data), PairBatcher(data, tokenizer)
+    texts = load_pairs(data)
+    batcher = PairBatcher(data, tokenizer)
     ids = _encoded(texts, batcher)
     lengths = (ids.sizes // np.dtype(tokenizer.id_type).itemsize).reshape(-1, 2)
     left_out = _left_out(lengths, batcher)
@@ -109,7 +112,8 @@ def pair_source(data: PairData, training: TrainingConfig, tokenizer: Tokenizer) 
         return Shape(rows, [part], -(-_EPOCHS * part.train.count // rows))
 
     examples = [(texts[2 * pair], texts[2 * pair + 1]) for pair in fitting[held_out][: training.evaluate_examples]]
-    shapes, notes = [(training.batch_size, np.array(batcher.lengths), fitting >= 0)], [left_out] if left_out else []
+    shapes = [(training.batch_size, np.array(batcher.lengths), fitting >= 0)]
+    notes = [left_out] if left_out else []
     if data.tokens_per_batch is not None:
         shapes = list(_shapes(lengths[fitting], data.tokens_per_batch, training.batch_size, batcher))
         sizes = [f"{rows:,} x {source} x {target}" for rows, (source, target), _ in shapes]
@@ -151,7 +155,8 @@ def _shapes(
 
 def _encoded(texts: Iterable[str], batcher: PairBatcher) -> Rows[np.ndarray]:
     """Returns the ids of all texts, as `PairBatcher.encode` does."""
-    rest, kind = iter(texts), batcher.tokenizer.id_type
+    rest = iter(texts)
+    kind = batcher.tokenizer.id_type
     groups = iter(lambda: list(islice(rest, _TOGETHER)), [])
     ids = (row for group in groups for row in batcher.encode(group))
     return Rows((row.astype(kind).tobytes() for row in ids), lambda row: np.frombuffer(row, kind))
@@ -160,7 +165,8 @@ def _encoded(texts: Iterable[str], batcher: PairBatcher) -> Rows[np.ndarray]:
 def _left_out(lengths: np.ndarray, batcher: PairBatcher) -> str:
     """Says how many pairs with these `lengths`, int[N, 2], are too long, as a warning if many; "" if none are."""
     longer = lengths > batcher.lengths
-    count, total = int(longer.any(axis=1).sum()), len(lengths)
+    count = int(longer.any(axis=1).sum())
+    total = len(lengths)
     if not count:
         return ""
     sides = [

@@ -11,7 +11,7 @@ import numpy as np
 
 from jax_tformer.config.errors import require, require_ids
 from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, TrainingConfig
-from jax_tformer.data import dates
+from jax_tformer.data import generated
 from jax_tformer.data.order import Batch, Source, endless, evaluation_batches, on_training_items, training_batches
 from jax_tformer.data.pairs import PairBatcher, PairIds, pair_source
 from jax_tformer.data.sources import Joined, load_pairs, load_text, shard_files, sources_of, split_text, training_texts
@@ -146,10 +146,10 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
         text = load_text(data).content
         return Pieces([text if kind in ("characters", "words") else split_text(text, data.held_out)[0]])
     if data.source == "dates" and kind == "characters":
-        return (dates.alphabet(),)
+        return (generated.date_alphabet(),)
     if data.source == "dates":
         generator = np.random.default_rng(0)
-        pairs = (dates.make_pair(generator, False, data.held_out) for _ in range(_DATE_SAMPLES))
+        pairs = (generated.make_date_pair(generator, False, data.held_out) for _ in range(_DATE_SAMPLES))
         return list(chain.from_iterable(pairs))
     texts = load_pairs(data)
     return training_texts(data, texts) if kind == "bpe" else texts
@@ -179,7 +179,7 @@ def check_batch_ids(batch: Batch, vocab_size: int | None) -> None:
 
 
 def _dates_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatcher, rows: np.ndarray) -> Pipeline:
-    longest = dates.longest_sources(), [dates.LAST_DAY.isoformat()]
+    longest = generated.longest_dates(), [generated.LAST_DAY.isoformat()]
     source_length, target_length = (max(map(len, batcher.encode(texts))) for texts in longest)
     require(
         source_length <= data.source_length and target_length <= data.target_length,
@@ -191,7 +191,7 @@ def _dates_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
         # The check above is exact for characters; with other tokenizers a few pairs may still be too long.
         drawn: list[tuple[Pair, PairIds]] = []
         while len(drawn) < count:
-            pairs = [dates.make_pair(generator, held_out, data.held_out) for _ in range(count - len(drawn))]
+            pairs = [generated.make_date_pair(generator, held_out, data.held_out) for _ in range(count - len(drawn))]
             ids = batcher.encode(list(chain.from_iterable(pairs)))
             both = zip(pairs, zip(ids[::2], ids[1::2], strict=True), strict=True)
             drawn += [pair for pair in both if all(np.less_equal([*map(len, pair[1])], batcher.lengths))]
@@ -206,6 +206,6 @@ def _dates_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
     return Pipeline(
         train=endless(lambda _, generator: make_batch(False, generator), training.seed),
         evaluation=[make_batch(True, generator) for _ in range(training.evaluate_batches)],
-        fingerprint=fingerprint([dates.description()], batcher.tokenizer, data, training),
+        fingerprint=fingerprint([generated.describe_dates()], batcher.tokenizer, data, training),
         examples=examples,
     )

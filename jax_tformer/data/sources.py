@@ -1,12 +1,13 @@
-"""Reads text and pairs from files, and decides what is held out.
+"""Reads text, pairs and ids from files. A wrong file is told exactly.
 
-A wrong file is told exactly. Texts stay UTF-8, because one emoji would make a Python string take four bytes for every
-character.
+Texts stay UTF-8, because one emoji would make a Python string take four bytes for every character. Shards are files of
+ids, as `jax-tformer tokenize`, llm.c, nanoGPT or Megatron write them, of any size: what is asked for is read at its
+position, and nothing is kept or mapped. Pages of a mapped file count as memory of the process, and one that is cut off
+meanwhile would end the process without a word.
 """
 
 import glob
 import gzip
-import hashlib
 import json
 import os
 import re
@@ -15,19 +16,22 @@ from array import array
 from codecs import getincrementaldecoder
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
+from hashlib import file_digest, sha256
 from itertools import chain
 from pathlib import Path
 from typing import Any, Generic, NamedTuple, TypeVar
 
 import numpy as np
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.config.experiment import PairData, TextData
-from jax_tformer.data import generated, scan
-from jax_tformer.data.tokenizers import Pieces
-from jax_tformer.files import user_path
+from jax_tformer.data import generated
+from jax_tformer.data.order import held_out_items
+from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
+from jax_tformer.files import kept, read_json, shortened, user_path
 
 T = TypeVar("T")
 D = TypeVar("D", bound=TextData | PairData)
@@ -40,6 +44,15 @@ KINDS = (*_TEXTS, *(kind + packer for kind in _TEXTS for packer in (".gz", ".zst
 _BLOCK = 2**20
 TABLES = (".json", ".csv")
 """Their texts would have to be taken out; as they are, a model learns quotes and commas."""
+MANIFEST = "manifest.json"
+HEADER_BYTES = 1024
+"""256 int32: the number of the format, its version, how many ids follow, and zeros."""
+FORMATS: dict[int, tuple[int, Any]] = {20240520: (1, np.uint16), 20240801: (7, np.uint32)}
+"""Number of the format -> its version and the type of its ids: llm.c's for GPT-2, and for Llama 3."""
+_INDEX = np.dtype([("mark", "S9"), ("version", "<u8"), ("kind", "u1"), ("rows", "<u8"), ("texts", "<u8")])
+_INDEX_TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
+_HELD_OUT = re.compile(r"(?<![a-z])(val|valid|validation|test)(?![a-z])", re.IGNORECASE)
+_MEND = "restore it from where it came from, or write the shards again"
 
 
 @dataclass(frozen=True)
@@ -106,15 +119,22 @@ class Blocks(Iterable[bytes]):
         try:
             yield from self._read()
         except (EOFError, OSError, zlib.error) as error:
-            told = " ".join(str(error).split())
-            raise InputError(f"{self.path} is damaged or cannot be read ({told}); restore it; then go on") from error
+            raise InputError(
+                f"{self.path} is damaged or cannot be read ({reason_of(error)}); restore it; then go on"
+            ) from error
 
     def _read(self) -> Iterator[bytes]:
-        path, decoder, at, held, empty, block = self.path, getincrementaldecoder("utf-8")(), 0, b"", True, b"begun"
+        path = self.path
+        decoder = getincrementaldecoder("utf-8")()
+        at = 0
+        held = b""
+        empty = True
+        block = b"begun"
         with _opened(path) as file:
             while block:
                 block = file.read(_BLOCK)
-                nul, before = block.find(b"\0"), at - len(decoder.getstate()[0])
+                nul = block.find(b"\0")
+                before = at - len(decoder.getstate()[0])
                 require(nul < 0, f"{path} is binary: a NUL byte at byte {at + nul:,}; expected UTF-8 text")
                 try:
                     decoder.decode(block, final=not block)
@@ -125,7 +145,8 @@ class Blocks(Iterable[bytes]):
                 # Half of a line end waits for the other.
                 held = b"\r" if block and text.endswith(b"\r") else b""
                 text = text.removesuffix(held).replace(b"\r\n", b"\n")
-                at, empty = at + len(block), empty and not text.strip()
+                at = at + len(block)
+                empty = empty and not text.strip()
                 yield text
         require(not empty, f"{path} is empty; expected text")
 
@@ -172,8 +193,10 @@ def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, s
             raise InputError(f"{where}: not JSON ({error}); expected one JSON object a line") from error
         for field in fields:
             wanted = " and ".join(f'"{name}"' for name in fields)
-            told = f'{where}: no text under "{field}"; expected an object with a string under {wanted}'
-            require(isinstance(record, dict) and isinstance(record.get(field), str), told)
+            require(
+                isinstance(record, dict) and isinstance(record.get(field), str),
+                f'{where}: no text under "{field}"; expected an object with a string under {wanted}',
+            )
             try:
                 record[field].encode()
             except UnicodeEncodeError as error:  # JSON escapes can spell half of a surrogate pair
@@ -215,14 +238,18 @@ def _read_parquet(path: Path, column: str) -> Iterator[str | None]:
     try:
         with closing(arrow.parquet.ParquetFile(path)) as file:
             kinds = dict(zip(file.schema_arrow.names, map(str, file.schema_arrow.types), strict=True))
-            told = f"{path} has the columns {', '.join(kinds)}; expected {column!r} among them: --data.column NAME"
-            require(column in kinds, told)
-            told = f"{path}: the column {column!r} holds {kinds[column]}; expected text; name another --data.column"
-            require(kinds[column] in ("string", "large_string", "string_view"), told)
+            require(
+                column in kinds,
+                f"{path} has the columns {', '.join(kinds)}; expected {column!r} among them: --data.column NAME",
+            )
+            require(
+                kinds[column] in ("string", "large_string", "string_view"),
+                f"{path}: the column {column!r} holds {kinds[column]}; expected text; name another --data.column",
+            )
             for batch in file.iter_batches(1024, columns=[column]):
                 yield from batch[0].to_pylist()
     except (arrow.ArrowException, OSError) as error:
-        raise InputError(f"{path} is damaged ({' '.join(str(error).split())}); restore it; then go on") from error
+        raise InputError(f"{path} is damaged ({reason_of(error)}); restore it; then go on") from error
 
 
 def _named(path: str) -> list[Path]:
@@ -291,13 +318,15 @@ def load_text(data: TextData) -> Text:
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
     written = (b"".join(document.blocks) for document in _documents(data) if not document.is_empty)
-    first, second = next(written, None), next(written, None)
+    first = next(written, None)
+    second = next(written, None)
     if first is None:
         raise InputError(f"{data.path} holds no text; expected at least one document that is not empty")
     if second is None:
         return Text(memoryview(first), [len(first)])
     # Joined in one array, so that the text is in memory only once.
-    text, ends = bytearray(), list[int]()
+    text = bytearray()
+    ends = list[int]()
     for document in chain([first, second], written):
         text += b"\n\n" * bool(ends) + document.strip(b"\n")
         ends.append(len(text))
@@ -307,7 +336,7 @@ def load_text(data: TextData) -> Text:
 
 def _documents(data: TextData) -> Iterator[Document]:
     """Yields the documents, always in the same order."""
-    made = {"modular-addition": generated.equations, "markov-chain": generated.chain}.get(data.source)
+    made = {"modular-addition": generated.equations, "markov-chain": generated.markov_chain}.get(data.source)
     if made is not None:
         return iter([Document(data.source, [made().encode()])])
     return _python_docs() if data.source == "python-docs" else chain.from_iterable(map(documents, text_files(data)))
@@ -348,10 +377,10 @@ def pair_files(data: PairData) -> list[Path]:
     path = user_path(data.path)
     if data.target_path is not None:
         return [path, user_path(data.target_path)]
-    if kind_of(path) not in (".tsv", ".jsonl"):
-        raise InputError(
-            f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path"
-        )
+    require(
+        kind_of(path) in (".tsv", ".jsonl"),
+        f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path",
+    )
     return [path]
 
 
@@ -362,7 +391,9 @@ class Rows(Sequence[T], Generic[T]):
     """
 
     def __init__(self, rows: Iterable[bytes], read: Callable[[memoryview], T]) -> None:
-        self._content, ends, self._read = bytearray(), array("q", [0]), read
+        self._content = bytearray()
+        ends = array("q", [0])
+        self._read = read
         for row in rows:
             self._content += row
             ends.append(len(self._content))
@@ -390,7 +421,7 @@ def load_pairs(data: PairData) -> Rows[str]:
 
     Raises InputError if the files do not exist, cannot be read, hold no pairs, are not UTF-8, or a line is not a pair.
     """
-    pairs = _read_pairs(data) if data.source == "files" else scan.pairs(data.source)
+    pairs = _read_pairs(data) if data.source == "files" else generated.scan_pairs(data.source)
     return packed(chain.from_iterable(pairs))
 
 
@@ -421,7 +452,7 @@ def held_out_pairs(data: PairData, texts: Rows[str], pairs: Iterable[int]) -> np
 
     Pairs with the same source stay together.
     """
-    rule = scan.HELD_OUT.get(data.source)
+    rule = generated.SCAN_HELD_OUT.get(data.source)
     if rule is None:
         return held_out_items((texts[2 * pair] for pair in pairs), data.held_out)
     return np.array([rule(texts[2 * pair], texts[2 * pair + 1]) for pair in pairs])
@@ -433,15 +464,178 @@ def training_texts(data: PairData, texts: Rows[str]) -> Rows[str]:
     return packed(text for number, text in enumerate(texts) if not held_out[number // 2])
 
 
-def held_out_items(items: Iterable[str], fraction: float) -> np.ndarray:
-    """Returns, bool[N], which of N items belong to the `fraction` of the distinct ones, at least one, held out.
+class TokenFile(NamedTuple):
+    """A file of `size` ids of type `kind` after `offset` bytes."""
 
-    Those with the lowest hashes are. The content decides and not the position: files may be sorted, and equal items
-    must be on the same side.
+    path: Path
+    kind: "np.dtype[Any]"
+    offset: int
+    size: int
+
+
+@dataclass(frozen=True)
+class StoredIds:
+    """The ids `start` to `end` of files, one after the other."""
+
+    files: Sequence[TokenFile]
+    start: int
+    end: int
+
+    def __len__(self) -> int:
+        return self.end - self.start
+
+    def __getitem__(self, part: slice) -> np.ndarray:
+        """Reads some ids; raises InputError if a file has become shorter or is gone."""
+        begin, end, _ = part.indices(len(self))
+        first = self.start + begin
+        missing = max(0, end - begin)
+        found = [np.empty(0, np.uint8)]
+        for path, kind, offset, size in self.files:
+            if missing and first < size:
+                count = min(missing, size - first)
+                mend = f"{_MEND}; then the same command continues the run"
+                try:
+                    found.append(np.fromfile(path, kind, count, offset=offset + first * kind.itemsize))
+                except OSError as error:
+                    raise InputError(f"{path} cannot be read any more ({error.strerror}); {mend}") from error
+                require(len(found[-1]) == count, f"{path} has become shorter since the start; {mend}")
+                missing = missing - count
+                first = first + count
+            first -= size
+        return np.concatenate(found)
+
+
+Ids = np.ndarray | StoredIds
+"""Ids in memory or in files, of which `ids[first:end]` is read."""
+
+
+class Corpus(NamedTuple):
+    """The ids of text or of shards, and what is known about them."""
+
+    train: Ids
+    held_out: Ids
+    content: Sequence[str | memoryview]
+    """The text, or the SHA-256 of every file of ids, in order."""
+    held_out_bytes: int | None
+    """UTF-8 bytes of the held-out text, if they are known."""
+    notes: list[str]
+
+    def bytes_for(self, labels: int) -> float | None:
+        """Returns the bytes of held-out text for each of so many labels."""
+        return self.held_out_bytes / labels if self.held_out_bytes and labels else None
+
+
+def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:
+    """Opens the shards that `data` names; those with val, valid, validation or test in their names are held out.
+
+    Without any, the fraction `data.held_out` at the end is. Each file is read once for its checksum, which the cache
+    keeps as long as the file does not change. Raises InputError if a file is damaged or missing, or if the shards were
+    written with another tokenizer.
     """
-    # Python's own hash differs between processes. Of ten million items, two have the same 8 bytes with a probability of
-    # one in 400,000, and are then on the same side.
-    digests = (hashlib.sha256(item.encode()).digest() for item in items)
-    hashes = np.fromiter((int.from_bytes(digest[:8], "big") for digest in digests), np.uint64)
-    ranked = np.unique(hashes)
-    return np.isin(hashes, ranked[: max(1, round(fraction * len(ranked)))])
+    paths = shard_files(data)
+    manifest = read_manifest(paths[0].parent)
+    files = [find_ids(path) for path in paths]
+    with ThreadPoolExecutor() as pool:
+        digests = list(pool.map(digest, paths))
+    if manifest is not None:
+        _check_own(paths, manifest, tokenizer)
+    held_out = [file for file in files if _HELD_OUT.search(file.path.stem)]
+    train = [file for file in files if file not in held_out]
+    require(
+        bool(train),
+        "all shards are held out by their names; expected some without val, valid, validation or test in the name",
+    )
+    ends = [sum(file.size for file in part) for part in (train, held_out)]
+    start = int(ends[0] * (1 - data.held_out))
+    whole = StoredIds(train, 0, ends[0]), StoredIds(held_out, 0, ends[1])
+    parts = whole if held_out else (replace(whole[0], end=start), replace(whole[0], start=start))
+    note = f"{len(parts[0]):,} ids to train on, {len(parts[1]):,} held out"
+    known = (manifest or {}).get("val", {"tokens": 0})
+    return Corpus(*parts, digests, known["text_bytes"] if held_out and known["tokens"] else None, [note])
+
+
+def digest(path: Path) -> str:
+    """Returns the SHA-256 of a file, in hexadecimal; from the cache if the file has not changed since."""
+    told = path.stat()
+    key = ["file", str(path.resolve()), str((told.st_ino, told.st_size, told.st_mtime_ns, told.st_ctime_ns))]
+
+    def make() -> bytes:
+        with open(path, "rb") as file:
+            return file_digest(file, "sha256").hexdigest().encode()
+
+    return str(kept(key, make), "utf-8")
+
+
+def find_ids(path: Path) -> TokenFile:
+    """Finds the ids in a file of llm.c, Megatron or, where nothing says how they are written, nanoGPT (uint16).
+
+    Raises InputError if the file has not the size that its header or index says.
+    """
+    check_file(path)
+    size = path.stat().st_size
+    header = np.fromfile(path, "<i4", 3)
+    index = path.with_suffix(".idx")
+    if index.exists():
+        found = TokenFile(path, *_read_index(index))
+    elif size >= HEADER_BYTES and int(header[0]) in FORMATS:
+        version, kind = FORMATS[int(header[0])]
+        require(int(header[1]) == version, f"{path} is of version {header[1]}; expected {version}; {_MEND}")
+        found = TokenFile(path, np.dtype(kind), HEADER_BYTES, int(header[2]))
+    else:
+        found = TokenFile(path, np.dtype(np.uint16), 0, -(-size // 2))
+    wanted = found.offset + found.size * found.kind.itemsize
+    require(size == wanted, f"{path} is damaged: it has {size:,} bytes; expected {wanted:,}; {_MEND}")
+    return found
+
+
+def _read_index(path: Path) -> "tuple[np.dtype[Any], int, int]":
+    """Returns the type, offset and number of the ids that Megatron's index describes."""
+    check_file(path)
+    head = np.fromfile(path, _INDEX, 1)
+    mark, version, kind, rows, texts = head[0] if len(head) else (b"", 0, 0, 0, 0)
+    # NumPy takes the zeros at the end off.
+    known = (bytes(mark), int(version)) == (b"MMIDIDX", 1) and int(kind) in _INDEX_TYPES
+    require(known, f"{path} is no index of Megatron, version 1, of whole numbers, as expected beside a .bin; {_MEND}")
+    size = path.stat().st_size
+    least = _INDEX.itemsize + 12 * int(rows) + 8 * int(texts)
+    require(size >= least, f"{path} is damaged: it has {size:,} bytes; expected {least:,}; {_MEND}")
+    lengths = np.fromfile(path, "<i4", int(rows), offset=_INDEX.itemsize)
+    return np.dtype(_INDEX_TYPES[int(kind)]), 0, int(lengths.sum(dtype=np.int64))
+
+
+def seal(values: dict[str, Any]) -> str:
+    """Returns the checksum of all in a manifest but its "checksum"."""
+    rest = {name: value for name, value in values.items() if name != "checksum"}
+    return sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
+
+
+def read_manifest(folder: Path) -> dict[str, Any] | None:
+    """Reads the manifest of a folder of shards; None if others wrote them. Raises InputError if it is damaged."""
+    path = folder / MANIFEST
+    if not path.exists():
+        require(
+            not (folder / "tokenizer.json").exists(),
+            f"{path} is missing; expected it beside shards and tokenizer.json; tokenize again, which goes on",
+        )
+        return None
+    values = read_json(path)
+    intact = isinstance(values, dict) and values.get("checksum") == seal(values)
+    require(intact, f"{path} is damaged: its checksum is another; {_MEND}")
+    return dict(values)
+
+
+def _check_own(paths: Sequence[Path], manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
+    """Raises InputError unless the files of a folder are those of its manifest, and the ids those of `tokenizer`."""
+    folder = paths[0].parent
+    files = manifest["files"]
+    strange = [str(path) for path in paths if path.name not in files]
+    require(not strange, f"{MANIFEST} does not name {shortened(strange)}; expected its own shards alone; move it")
+    for name, expected in files.items():
+        path = folder / name
+        require(path.exists(), f"{path} is missing; expected it, because {MANIFEST} names it; {_MEND}")
+        require(digest(path) == expected, f"{path} is damaged: its checksum is not that in {MANIFEST}; {_MEND}")
+    require(
+        load_tokenizer(folder).spelling == tokenizer.spelling,
+        f"the shards in {folder} were written with another tokenizer; expected that of the model: leave "
+        "--data.tokenizer out to train with the one in the folder, or write shards with this one",
+    )

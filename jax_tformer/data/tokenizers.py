@@ -19,7 +19,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.files import from_dict, hub_folder, kept, read_json, read_text, user_path, write_text
 
@@ -35,22 +35,25 @@ FIELDS: dict[Role, tuple[str, ...]] = {
 # Oniguruma's m lets the dot match newlines.
 ONE_CHARACTER = "(?m:.)"
 _MOST_IDS = 2**31 - 1
-_ALPHABET, _OTHERS = ByteLevel.alphabet(), map(chr, count(256))
+_ALPHABET = ByteLevel.alphabet()
+_OTHERS = map(chr, count(256))
 BYTES = [chr(byte) if chr(byte) in _ALPHABET else next(_OTHERS) for byte in range(256)]
 """The printable character that stands for each byte in GPT-2's byte-level BPE: its own, or one of those after."""
 _PROBES = ("a", "1", ".", "的")
-_CLS, _SEP = ("cls_token", "[CLS]"), ("sep_token", "[SEP]")
-_BEGIN, _END = ("cls_token", "<s>"), ("sep_token", "</s>")
-_OWN: Mapping[str, tuple[tuple[tuple[str, str], ...], tuple[tuple[str, str], ...]]] = {
-    "BertTokenizer": ((_CLS,), (_SEP,)),
-    "DistilBertTokenizer": ((_CLS,), (_SEP,)),
-    "RobertaTokenizer": ((_BEGIN,), (_END,)),
-    "BartTokenizer": ((_BEGIN,), (_END,)),
-    "T5Tokenizer": ((), (("eos_token", "</s>"),)),
-    "GPTNeoXTokenizer": ((), ()),
+_CLS = ("cls_token", "[CLS]")
+_SEP = ("sep_token", "[SEP]")
+_BEGIN = ("cls_token", "<s>")
+_END = ("sep_token", "</s>")
+_OWN: Mapping[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
+    "BertTokenizer": (_CLS, _SEP),
+    "DistilBertTokenizer": (_CLS, _SEP),
+    "RobertaTokenizer": (_BEGIN, _END),
+    "BartTokenizer": (_BEGIN, _END),
+    "T5Tokenizer": (None, ("eos_token", "</s>")),
+    "GPTNeoXTokenizer": (None, None),
 }
 """Class in `transformers` -> what it always puts before and after a text: Hugging Face's name of the token, and the
-token if the settings do not say."""
+token if the settings do not say; None: nothing."""
 _CLEANED = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
@@ -70,7 +73,8 @@ _LARGEST = 2**28
 """The most bytes of tokenizer.json; a quarter of a million tokens take 35 MB."""
 _PIECE_BYTES = 8192
 _PIECES_TOGETHER = 128
-_SPACE, _SPACE_OR_LINE_END = re.compile(rb"(?<=\S) "), re.compile(rb"(?<=\S)[ \n]")
+_SPACE = re.compile(rb"(?<=\S) ")
+_SPACE_OR_LINE_END = re.compile(rb"(?<=\S)[ \n]")
 
 
 @dataclass(frozen=True)
@@ -114,16 +118,19 @@ class Tokenizer:
         backend.no_truncation()
         backend.no_padding()
         self._backend = backend
-        self._roles, self.framing = dict(roles), framing
+        self._roles = dict(roles)
+        self.framing = framing
         if "end" in roles:
             self._roles.setdefault("pad", roles["end"])
         vocabulary = backend.get_vocab(with_added_tokens=True)
         for role, token in roles.items():
-            if token not in vocabulary:
-                raise InputError(f"the tokenizer's {role} token {token!r} has no id; expected one in its vocabulary")
+            require(
+                token in vocabulary, f"the tokenizer's {role} token {token!r} has no id; expected one in its vocabulary"
+            )
         self.vocab_size = max(vocabulary.values(), default=-1) + 1
-        if self.vocab_size > _MOST_IDS:
-            raise InputError(f"a token has the id {self.vocab_size - 1}; expected ids below {_MOST_IDS}")
+        require(
+            self.vocab_size <= _MOST_IDS, f"a token has the id {self.vocab_size - 1}; expected ids below {_MOST_IDS}"
+        )
         self.id_type: Any = np.uint16 if self.vocab_size <= 2**16 else np.int32
         self.start_id, self.end_id, self.pad_id, self.mask_id = (
             vocabulary[self._roles[role]] if role in self._roles else None for role in FIELDS
@@ -199,7 +206,8 @@ class Tokenizer:
 
         Encodes long ones in `Pieces`, or all at once if a piece would get other ids.
         """
-        ids, begin = bytearray(), np.array(first, self.id_type).tobytes()
+        ids = bytearray()
+        begin = np.array(first, self.id_type).tobytes()
         pieces = (piece for text in texts for piece in enumerate(self.pieces(text)))
         while group := list(islice(pieces, _PIECES_TOGETHER)):
             for (number, _), part in zip(group, self.encode_batch([piece for _, piece in group]), strict=True):
@@ -260,11 +268,11 @@ class Tokenizer:
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
     """Raises InputError if the tokenizer needs more rows than the embedding of a model with `vocab_size` has."""
-    if tokenizer.table_rows > vocab_size:
-        raise InputError(
-            f"the tokenizer has {tokenizer.table_rows} ids and the model a vocabulary of {vocab_size}; "
-            f"expected at least {tokenizer.table_rows}; leave --model.vocab-size out to have it follow the tokenizer"
-        )
+    require(
+        tokenizer.table_rows <= vocab_size,
+        f"the tokenizer has {tokenizer.table_rows} ids and the model a vocabulary of {vocab_size}; "
+        f"expected at least {tokenizer.table_rows}; leave --model.vocab-size out to have it follow the tokenizer",
+    )
 
 
 class Pieces(Iterable[str]):
@@ -324,7 +332,8 @@ class _Table:
 
 def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None:
     """Makes the table of a tokenizer whose tokens are bytes or characters; returns None for others."""
-    before, model = outline["pre_tokenizer"] or {}, outline["model"]
+    before = outline["pre_tokenizer"] or {}
+    model = outline["model"]
     if outline["normalizer"] is not None:
         return None
     if model["type"] == "BPE" and before.get("type") == "ByteLevel" and not before.get("add_prefix_space"):
@@ -355,7 +364,8 @@ def _require_unicode(text: str) -> None:
 def added_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the ids that the tokenizer's post-processor puts before and after every text."""
     for probe in _PROBES:
-        ids, inner = backend.encode(probe).ids, backend.encode(probe, add_special_tokens=False).ids
+        ids = backend.encode(probe).ids
+        inner = backend.encode(probe, add_special_tokens=False).ids
         if not inner:
             continue
         for start in range(len(ids) - len(inner) + 1):
@@ -373,11 +383,11 @@ def follow_settings(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], 
     """
     kind = str(settings.get("tokenizer_class")).removesuffix("Fast")
     if kind in _OWN:
-        sides = [[backend.token_to_id(tokens.get(*named)) for named in side] for side in _OWN[kind]]
-        before, after = (tuple(id for id in side if id is not None) for side in sides)
-        if None not in (*sides[0], *sides[1]) and added_ids(backend) != (before, after):
-            backend.post_processor = template(backend, Framing(before, after))
-    first, normalizer = backend.pre_tokenizer, backend.normalizer
+        around: Any = tuple((backend.token_to_id(tokens.get(*named)),) if named else () for named in _OWN[kind])
+        if (None,) not in around and added_ids(backend) != around:
+            backend.post_processor = template(backend, Framing(*around))
+    first = backend.pre_tokenizer
+    normalizer = backend.normalizer
     if isinstance(first, ByteLevel) and isinstance(spaced := settings.get("add_prefix_space"), bool):
         first.add_prefix_space = spaced
         backend.pre_tokenizer = first
@@ -415,7 +425,8 @@ def pair_framing(tokenizer: Tokenizer) -> Framing:
     """Returns what stands around sources and targets; raises InputError if the tokenizer lacks a token for it."""
     framing = tokenizer.framing
     if framing is None:
-        start, end = tokenizer.require("start", "for pairs"), tokenizer.require("end", "for pairs")
+        start = tokenizer.require("start", "for pairs")
+        end = tokenizer.require("end", "for pairs")
         return Framing((), (end,), start, (end,))
     if framing.start_id is None:
         raise InputError("the checkpoint has no decoder_start_token_id; expected the id that its decoder starts with")
@@ -504,9 +515,9 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     Raises InputError if one of its files is missing or damaged.
     """
     path = Path(folder) / "tokenizer.json"
-    if not path.exists():
-        raise InputError(f"{path} does not exist; expected a tokenizer there, as a run or Hugging Face saves it")
-    text, settings = read_text(path, _LARGEST), read_settings(Path(folder))
+    require(path.exists(), f"{path} does not exist; expected a tokenizer there, as a run or Hugging Face saves it")
+    text = read_text(path, _LARGEST)
+    settings = read_settings(Path(folder))
     where = str(Path(folder) / "tokenizer_config.json")
     framing = from_dict(Framing, settings["framing"], where=where) if "framing" in settings else None
     try:
@@ -514,8 +525,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         follow_settings(backend, settings, special_tokens(settings))
         return Tokenizer(backend, _roles(settings), framing)
     except Exception as error:  # the library raises nothing narrower
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path} is not a tokenizer ({reason}); restore it, or start a new run") from error
+        raise InputError(f"{path} is not a tokenizer ({reason_of(error)}); restore it, or start a new run") from error
 
 
 def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:

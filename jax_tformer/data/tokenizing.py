@@ -23,8 +23,7 @@ import numpy as np
 
 from jax_tformer.config.errors import InputError, Positive, Rate, check_fields, require
 from jax_tformer.config.experiment import TokenizerConfig
-from jax_tformer.data.shards import FORMATS, HEADER_BYTES, MANIFEST, digest, seal
-from jax_tformer.data.sources import documents
+from jax_tformer.data.sources import FORMATS, HEADER_BYTES, MANIFEST, digest, documents, seal
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
 from jax_tformer.files import read_json, sync, write_json
 
@@ -65,7 +64,8 @@ def read_documents(path: Path, config: ShardsConfig) -> Iterator[tuple[Iterable[
     """
     for document in documents(path, config.column):
         require(not document.is_empty, f"{document.place}: the text is empty; expected text; remove it")
-        hashed, size = sha256(), 0
+        hashed = sha256()
+        size = 0
         for block in document.blocks:
             hashed.update(block)
             size += len(block)
@@ -85,7 +85,10 @@ def _groups(
     files: Sequence[Path], config: ShardsConfig, can_be_cut: bool, advance: Callable[[int], Any]
 ) -> Iterator[_Group]:
     """Yields the texts of `files` in groups, the last of which may be empty; says how much of the files it has read."""
-    texts, waiting, seen, number = list[tuple[int, bool, str]](), 0, b"", 0
+    texts = list[tuple[int, bool, str]]()
+    waiting = 0
+    seen = b""
+    number = 0
     counts = np.zeros((2, 2), int)
 
     def group() -> _Group:
@@ -94,7 +97,8 @@ def _groups(
     for path in files:
         left = path.stat().st_size
         for pieces, hashed, size in read_documents(path, config):
-            part, seen = int(is_held_out(hashed, config.held_out)), sha256(seen + hashed).digest()
+            part = int(is_held_out(hashed, config.held_out))
+            seen = sha256(seen + hashed).digest()
             counts[part] += 1, size
             for begin, piece in enumerate(pieces if can_be_cut else ["".join(pieces)]):
                 texts.append((part, not begin, piece))
@@ -105,7 +109,8 @@ def _groups(
                 if waiting >= _TOGETHER:
                     number += 1
                     yield group()
-                    texts, waiting = [], 0
+                    texts = []
+                    waiting = 0
         advance(left)
     number += 1
     yield group()
@@ -119,7 +124,8 @@ def _loaded(folder: Path) -> Tokenizer:
 def _encode(folder: Path, texts: Sequence[tuple[int, bool, str]]) -> list[np.ndarray]:
     """Returns the ids of each part, int32[N]; what separates documents stands before each."""
     tokenizer = _loaded(folder)
-    begin, found = np.array(tokenizer.separator, np.int32), [[np.empty(0, np.int32)] for _ in PARTS]
+    begin = np.array(tokenizer.separator, np.int32)
+    found = [[np.empty(0, np.int32)] for _ in PARTS]
     for (part, begins, _), ids in zip(texts, tokenizer.encode_batch([text for *_, text in texts]), strict=True):
         found[part] += [begin, ids] if begins else [ids]
     return [np.concatenate(ids) for ids in found]
@@ -138,7 +144,8 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
     out.mkdir(parents=True, exist_ok=True)
     # Each worker is one core; what the library starts beside would only be in its way.
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
-    waiting, console = deque[tuple[_Group, Future[list[np.ndarray]]]](), Console(stderr=True)
+    waiting = deque[tuple[_Group, Future[list[np.ndarray]]]]()
+    console = Console(stderr=True)
     with _locked(out), Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         writer = _Writer(out, tokenizer, config)
         task = bar.add_task("tokenizing", total=sum(path.stat().st_size for path in files))
@@ -161,8 +168,9 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
                     while waiting:
                         write()
         except BrokenProcessPool as error:
-            told = "a worker was ended, perhaps for want of memory; give fewer --workers; the same command goes on"
-            raise InputError(told) from error
+            raise InputError(
+                "a worker was ended, perhaps for want of memory; give fewer --workers; the same command goes on"
+            ) from error
         finally:
             writer.save()
         return writer.finish(group)
@@ -190,7 +198,9 @@ class _Writer:
     """Writes ids to a folder, and how far it is; begins where a killed one has stopped."""
 
     def __init__(self, out: Path, tokenizer: Tokenizer, config: ShardsConfig) -> None:
-        self._out, self._size, self._unsaved = out, config.shard_size, set[Path]()
+        self._out = out
+        self._size = config.shard_size
+        self._unsaved = set[Path]()
         fits = (number for number, (_, kind) in FORMATS.items() if tokenizer.vocab_size <= np.iinfo(kind).max + 1)
         self._format = next(fits)
         self._version, self._kind = FORMATS[self._format]
@@ -199,8 +209,10 @@ class _Writer:
         begun = (out / _UNFINISHED).exists()
         require(begun or not any(out.iterdir()), f"{out} is there already; expected a new or empty folder")
         self._state: dict[str, Any] = read_json(out / _UNFINISHED) if begun else new
-        told = f"{out} was begun with another tokenizer or other settings; give the same, or choose another folder"
-        require(self._state["settings"] == settings, told)
+        require(
+            self._state["settings"] == settings,
+            f"{out} was begun with another tokenizer or other settings; give the same, or choose another folder",
+        )
         self.save()
         tokenizer.save(out)
 
@@ -211,8 +223,10 @@ class _Writer:
         return bool(group.state["groups"] > self._state["groups"])
 
     def _require_same(self, group: _Group) -> None:
-        told = f"the texts are not those that {self._out} was begun with; restore them, or choose another folder"
-        require(group.state["seen"] == self._state["seen"], told)
+        require(
+            group.state["seen"] == self._state["seen"],
+            f"the texts are not those that {self._out} was begun with; restore them, or choose another folder",
+        )
 
     def write(self, group: _Group, found: Sequence[np.ndarray]) -> None:
         """Writes the ids of each part after those before them."""
@@ -240,7 +254,9 @@ class _Writer:
     def finish(self, last: _Group) -> str:
         """Writes headers and manifest; returns a line about the shards."""
         self._require_same(last)
-        names, parts, told = ["tokenizer.json", "tokenizer_config.json"], dict[str, dict[str, int]](), list[str]()
+        names = ["tokenizer.json", "tokenizer_config.json"]
+        parts = {}
+        told = []
         for part, tokens, (count, size) in zip(PARTS, self._state["tokens"], self._state["counts"], strict=True):
             for first in range(0, tokens, self._size):
                 header = np.zeros(HEADER_BYTES // 4, "<i4")

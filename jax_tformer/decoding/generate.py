@@ -109,7 +109,8 @@ def stream(
     """
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
     net, batch = require_decoder(net), _check(net, params, prompts, decoding, limits, end_id, start_id, context)
-    params, groups = unstack_layers(params), batch.groups
+    params = unstack_layers(params)
+    groups = batch.groups
     for pieces in zip_longest(*(_continue(net, params, part, decoding, seed, at_once=False) for _, part in groups)):
         tokens = np.full((len(prompts), decoding.num_return_sequences), batch.end_ids[0], np.int32)
         for (rows, _), piece in zip(groups, pieces, strict=True):
@@ -137,7 +138,10 @@ class Answerer:
         ends: bool = True,
         batch: int = 128,
     ) -> None:
-        self._net, self._tokenizer, self._decoding, self._batch = net, tokenizer, decoding, batch
+        self._net = net
+        self._tokenizer = tokenizer
+        self._decoding = decoding
+        self._batch = batch
         # Done once here instead of in every batch. Transposed kernels are for one device.
         rows = batch * max(decoding.num_beams, decoding.num_return_sequences)
         self._params = layers_apart(params, rows=rows) if mesh_of(params) is None else unstack_layers(params)
@@ -154,7 +158,8 @@ class Answerer:
         # Keeps the number of rows, so that a smaller last batch needs no compilation. A mesh divides it.
         self._rows = max(self._rows, round_up(len(prompts), step=row_parts(mesh_of(self._params))))
         filled = [*prompts, *[prompts[-1]] * (self._rows - len(prompts))]
-        ids, limits = [prompt.ids for prompt in filled], [prompt.limit for prompt in filled]
+        ids = [prompt.ids for prompt in filled]
+        limits = [prompt.limit for prompt in filled]
         found = generate(self._net, self._params, ids, self._decoding, limits=limits, **self._options)
         scores = (np.full(found.lengths.shape, None) if found.scores is None else found.scores).tolist()
         return [
@@ -224,10 +229,13 @@ class PromptBatch(NamedTuple):
 
     def pad(self, config: TransformerConfig) -> tuple[Prompts, int]:
         """Returns the prompts of one group as arrays, and the number of slots that their cache needs in the end."""
-        count, longest, source = len(self.ids), max(map(len, self.ids)), None
+        count = len(self.ids)
+        longest = max(map(len, self.ids))
+        source = None
         if config.encoder is not None:
             source = pad_rows(self.ids, round_up(longest, config.encoder.max_positions), side="right")
-            tokens, mask = np.full((count, 1), self.start_id, np.int32), np.ones((count, 1), bool)
+            tokens = np.full((count, 1), self.start_id, np.int32)
+            mask = np.ones((count, 1), bool)
         else:
             length = round_up(longest, self.context or config.output_stack.max_positions, step=self._step)
             tokens, mask = pad_rows(self.ids, length, side="left")
@@ -251,7 +259,8 @@ def _check(
     context: int | None,
 ) -> PromptBatch:
     """Checks the arguments of `generate`; raises InputError for invalid ones."""
-    config, vocabulary = net.config, net.config.vocab_size or 0
+    config = net.config
+    vocabulary = net.config.vocab_size or 0
     require(len(prompts) > 0, "there are no prompts; expected at least one")
     for number, prompt in enumerate(prompts, 1):
         require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected at least one")
@@ -264,7 +273,8 @@ def _check(
     allowed = np.full(len(prompts), largest) if limits is None else np.minimum(limits, largest)
     require(len(allowed) == len(prompts), f"there are {len(allowed)} limits; expected one a prompt, {len(prompts)}")
     require(bool(allowed.min() >= 1), f"a limit is {allowed.min()}; expected at least 1 new token")
-    longest, stack = max(map(len, prompts)), config.output_stack
+    longest = max(map(len, prompts))
+    stack = config.output_stack
     positions = stack.max_positions
     if config.encoder is not None:
         require(context is None, f"context is {context}; expected None for an encoder-decoder, which cannot slide")
@@ -291,7 +301,8 @@ def _check(
 
 
 def _search(net: DecoderTransformer, params: Params, batch: PromptBatch, decoding: DecodingConfig) -> Generated:
-    rules, wanted = make_rules(decoding, batch.end_ids), decoding.num_return_sequences
+    rules = make_rules(decoding, batch.end_ids)
+    wanted = decoding.num_return_sequences
     prompts, needed = batch.pad(net.config)
     filled = prompts.tokens.shape[1]
     length = cache_length(filled, needed)
@@ -302,7 +313,8 @@ def _search(net: DecoderTransformer, params: Params, batch: PromptBatch, decodin
             if filled == length:
                 length = cache_length(filled, needed)
                 beams = beams._replace(cache=grow_cache(beams.cache, length))
-            beams, filled = search(net, rules, params, beams, length - filled), length
+            beams = search(net, rules, params, beams, length - filled)
+            filled = length
     _require_numbers(beams.broken)
     tokens, lengths, scores, exist = (np.asarray(best)[:, :wanted] for best in beams.finished)
     fewest = f"is {wanted}, and the beam search has found {exist.sum(1).min()} sequences for a prompt"
@@ -314,9 +326,12 @@ def _continue(
     net: DecoderTransformer, params: Params, batch: PromptBatch, decoding: DecodingConfig, seed: int, *, at_once: bool
 ) -> Iterator[np.ndarray]:
     """Yields the tokens of a group, int32 `[B * R, n]`: the first, then one at a time or as many as there is room."""
-    rules, samples = make_rules(decoding, batch.end_ids), decoding.num_return_sequences
+    rules = make_rules(decoding, batch.end_ids)
+    samples = decoding.num_return_sequences
     prompts, needed = batch.pad(net.config)
-    filled, count, limit = prompts.tokens.shape[1], 1, int(batch.limits.max())
+    filled = prompts.tokens.shape[1]
+    count = 1
+    limit = int(batch.limits.max())
     # A step reads every slot, so there are few while the text is short.
     length = cache_length(filled, needed)
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in batch.ids], np.uint32)
@@ -346,7 +361,8 @@ def _continue(
             state, tokens = advance(net, rules, params, state, steps, length if at_once else 1)
         _require_numbers(state.broken)
         new = np.asarray(tokens)[:, : int(state.new_tokens) - count]
-        count, filled = count + new.shape[1], filled + new.shape[1]
+        count = count + new.shape[1]
+        filled = filled + new.shape[1]
         yield new
 
 
@@ -375,7 +391,8 @@ def cache_length(filled: int, needed: int) -> int:
 
 def pad_rows(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]) -> tuple[np.ndarray, np.ndarray]:
     """Pads the rows on `side`: returns ids, int32 `[B, length]`, and a mask, bool `[B, length]`, True at tokens."""
-    ids, mask = np.zeros((len(rows), length), np.int32), np.zeros((len(rows), length), bool)
+    ids = np.zeros((len(rows), length), np.int32)
+    mask = np.zeros((len(rows), length), bool)
     for number, row in enumerate(rows):
         columns = slice(length - len(row), length) if side == "left" else slice(0, len(row))
         ids[number, columns], mask[number, columns] = row, True

@@ -18,9 +18,10 @@ from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jax_tformer.cache import Cache
-from jax_tformer.decoding.sampling import Count, History, Keys, Logits, Padded, Rules, Step, TokenIds, choose, restrict
+from jax_tformer.decoding.sampling import History, Keys, Logits, Padded, Rules, Step, TokenIds, choose, restrict
 from jax_tformer.functional import DecoderTransformer, Params
 from jax_tformer.model.fast import FEW_ROWS, Transposed
+from jax_tformer.model.parameters import Count, RandomKey
 from jax_tformer.model.transformer import DecoderOnly
 from jax_tformer.training.sharding import replicate, split_rows
 
@@ -91,20 +92,15 @@ def start(
 
 
 def _begin(
-    net: DecoderTransformer,
-    rules: Rules,
-    params: Params,
-    prompts: Prompts,
-    count: int,
-    cache_length: int,
-    room: int,
+    net: DecoderTransformer, rules: Rules, params: Params, prompts: Prompts, count: int, cache_length: int, room: int
 ) -> tuple[Logits, Cache, History | None]:
     """Reads the prompts; returns the logits, the cache and the history of `count` rows for each.
 
     The history has room for as many new tokens, and is None where the rules do not look back.
     """
     logits, cache = prefill(net, params, prompts, cache_length)
-    rows, history = jnp.repeat(jnp.arange(len(prompts.tokens)), count), None
+    rows = jnp.repeat(jnp.arange(len(prompts.tokens)), count)
+    history = None
     if rules.look_back:
         own = prompts.tokens[rows], prompts.mask[rows]
         source = own if prompts.source is None else (prompts.source[0][rows], prompts.source[1][rows])
@@ -114,12 +110,7 @@ def _begin(
 
 @partial(jax.jit, static_argnames=("net", "room"), donate_argnames=("state",))
 def advance(
-    net: DecoderTransformer,
-    rules: Rules,
-    params: Params,
-    state: State,
-    steps: Count,
-    room: int,
+    net: DecoderTransformer, rules: Rules, params: Params, state: State, steps: Count, room: int
 ) -> tuple[State, Int[Array, "N M"]]:
     """Chooses up to `steps` more tokens, of at most `room` (M), and stops early when all rows have ended.
 
@@ -144,20 +135,14 @@ def advance(
 
 
 @partial(jax.jit, static_argnames=("net", "cache_length"), donate_argnames=("state",))
-def restart(
-    net: DecoderTransformer,
-    params: Params,
-    state: State,
-    prompts: Prompts,
-    cache_length: int,
-) -> State:
+def restart(net: DecoderTransformer, params: Params, state: State, prompts: Prompts, cache_length: int) -> State:
     """Returns `state` with a new cache of `cache_length` slots that holds only `prompts`; the chosen tokens stay."""
     _, cache = prefill(net, params, prompts, cache_length)
     return _spread(state._replace(cache=cache))
 
 
 @partial(jax.jit, static_argnames=("samples",))
-def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> Key[Array, "B R"]:
+def row_keys(key: RandomKey, hashes: UInt32[Array, " B"], samples: int) -> Key[Array, "B R"]:
     """Makes a key for each of the R samples of each prompt, from the prompt's hash and not its place."""
     fold = jax.vmap(jax.random.fold_in, (None, 0))
     return jax.vmap(fold, (0, None))(fold(key, hashes), jnp.arange(samples))
@@ -165,7 +150,8 @@ def row_keys(key: Key[Array, ""], hashes: UInt32[Array, " B"], samples: int) -> 
 
 def prefill(net: DecoderTransformer, params: Params, prompts: Prompts, cache_length: int) -> tuple[Array, Cache]:
     """Returns the logits after the prompts, `[B, V]`, and a cache of `cache_length` slots that holds the prompts."""
-    model, (tokens, mask, source, _) = net.bind(params), split_rows(prompts, len(prompts.tokens))
+    model = net.bind(params)
+    tokens, mask, source, _ = split_rows(prompts, len(prompts.tokens))
     batch, length = tokens.shape
     # The cache grows afterwards, so that the prompt attends only to itself and not to empty slots.
     if isinstance(model, DecoderOnly):
@@ -269,18 +255,14 @@ class Beams(NamedTuple):
 
 @partial(jax.jit, static_argnames=("net", "cache_length", "room"))
 def start_search(
-    net: DecoderTransformer,
-    rules: Rules,
-    params: Params,
-    prompts: Prompts,
-    cache_length: int,
-    room: int,
+    net: DecoderTransformer, rules: Rules, params: Params, prompts: Prompts, cache_length: int, room: int
 ) -> Beams:
     """Reads the prompts and chooses the first token of W = `num_beams` sequences for each.
 
     The cache has `cache_length` slots. No sequence gets more than `room` tokens (M).
     """
-    batch, width = len(prompts.tokens), rules.num_beams
+    batch = len(prompts.tokens)
+    width = rules.num_beams
     logits, cache, history = _begin(net, rules, params, prompts, width, cache_length, room)
     nothing = Sequences(
         jnp.full((batch, width, room), rules.end_ids[0], jnp.int32),
@@ -304,13 +286,7 @@ def start_search(
 
 
 @partial(jax.jit, static_argnames="net", donate_argnames="beams")
-def search(
-    net: DecoderTransformer,
-    rules: Rules,
-    params: Params,
-    beams: Beams,
-    steps: Count,
-) -> Beams:
+def search(net: DecoderTransformer, rules: Rules, params: Params, beams: Beams, steps: Count) -> Beams:
     """Searches on for up to `steps` tokens, for which the cache must have room, or until it is over. Donates `beams`.
 
     Every step considers the (1 + E) W best continuations of the W unfinished sequences, so that W of them do not end.
@@ -339,7 +315,9 @@ def _spread(state: StateOrBeams) -> StateOrBeams:
 
 def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> Beams:
     """Returns the beams with one more token."""
-    limits, history, running = beams.limits, beams.history, beams.running
+    limits = beams.limits
+    history = beams.history
+    running = beams.running
     batch, width, vocabulary = logits.shape
     broken = jnp.isnan(logits).any((1, 2)) & ~beams.closed
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
@@ -349,7 +327,8 @@ def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> 
         log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
     total = (running.scores[:, :, None] + log_probabilities).reshape(batch, -1)
     scores, best = jax.lax.top_k(total, min(max(2, 1 + len(rules.end_ids)) * width, total.shape[1]))
-    origins, token = best // vocabulary, (best % vocabulary).astype(jnp.int32)
+    origins = best // vocabulary
+    token = (best % vocabulary).astype(jnp.int32)
     length = beams.length + 1
     longer = running.take(origins)
     longer = Sequences(longer.tokens.at[:, :, beams.length].set(token), longer.lengths + 1, scores, longer.exist)

@@ -14,13 +14,12 @@ import numpy as np
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config.experiment import DecodingConfig, LengthPenaltyForm
+from jax_tformer.model.parameters import Count, Scalar
 
 Logits = Float[Array, "N V"]
 """Logits, or log-probabilities, of N rows."""
 Padded = tuple[Int[Array, "N S"], Bool[Array, "N S"]]
 """Texts of token ids as rows of one array, and a mask that is True at tokens."""
-Count = Int[Array, ""]
-Scalar = Float[Array, ""]
 TokenIds = Int[Array, " N"]
 Keys = Key[Array, " N"]
 
@@ -36,12 +35,7 @@ class History(NamedTuple):
     """The prompt, or an encoder-decoder's source; -1 for padding."""
 
     @staticmethod
-    def of(
-        prompt: Int[Array, "N P"],
-        mask: Bool[Array, "N P"],
-        room: int,
-        source: Padded,
-    ) -> "History":
+    def of(prompt: Int[Array, "N P"], mask: Bool[Array, "N P"], room: int, source: Padded) -> "History":
         """Begins with prompts that are padded on the left, with room for new tokens; `source` has a mask."""
         tokens = jnp.pad(jnp.where(mask, prompt, -1), ((0, 0), (0, room)), constant_values=-1)
         return History(tokens, jnp.asarray(prompt.shape[1], jnp.int32), jnp.where(source[1], source[0], -1))
@@ -122,7 +116,8 @@ _UNUSED |= {"suppress_tokens": [], "begin_suppress_tokens": (), "bad_words_ids":
 def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rules:
     """Converts a config to rules for rows that end with any of `end_ids`, which are no bad words on their own."""
     words = [word for word in decoding.bad_words_ids if len(word) > 1 or word[0] not in end_ids]
-    long, longest = [word for word in words if len(word) > 1], max(map(len, words), default=0)
+    long = [word for word in words if len(word) > 1]
+    longest = max(map(len, words), default=0)
     values: dict[str, Any] = {field.name: getattr(decoding, field.name, end_ids) for field in fields(Rules)}
     values["suppress_tokens"] = sorted({*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)})
     values["bad_words_ids"] = [[-1] * (longest - len(word)) + [*word] for word in long]
@@ -182,7 +177,8 @@ def constrain(scores: Logits, rules: Rules, step: Step) -> Logits:
         scores = jnp.where(begins, scores.at[:, rules.begin_suppress_tokens].set(-jnp.inf), scores)
     if rules.min_new_tokens is not None:
         scores = jnp.where(step.position < rules.min_new_tokens, _forbid(scores, rules.end_ids[None]), scores)
-    first, last = step.position == 0, (step.position == step.limits - 1)[:, None]
+    first = step.position == 0
+    last = (step.position == step.limits - 1)[:, None]
     for now, token in (first, rules.forced_bos_token_id), (last, rules.forced_eos_token_id):
         if token is not None:
             only = jnp.where(jnp.arange(scores.shape[1]) == token, 0.0, -jnp.inf).astype(scores.dtype)
@@ -195,12 +191,14 @@ def forbid_ngrams(scores: Logits, history: History, text: Int[Array, "N X"], siz
 
     `text` has -1 where there is no token.
     """
-    columns, before = text.shape[1], size - 1
+    columns = text.shape[1]
+    before = size - 1
     if not 0 < size <= columns:
         return scores
     # What the next token will stand behind. A history that is too short has -1 there, and equals nothing but
     # itself, where no token follows.
-    last, following = history.last(before), text[:, before:]
+    last = history.last(before)
+    following = text[:, before:]
     repeats = following >= 0
     for offset in range(before):
         repeats &= text[:, offset : offset + columns - before] == last[:, offset, None]
@@ -212,7 +210,8 @@ def forbid_words(scores: Logits, history: History, words: Int[Array, "w L"]) -> 
 
     Words shorter than L tokens begin with -1.
     """
-    begins, ends = words[None, :, :-1], words[None, :, -1]
+    begins = words[None, :, :-1]
+    ends = words[None, :, -1]
     begun = ((begins == history.last(begins.shape[2])[:, None]) | (begins < 0)).all(-1)
     return _forbid(scores, jnp.where(begun, ends, -1))
 

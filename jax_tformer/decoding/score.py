@@ -40,11 +40,14 @@ def score(
     scores translations of `sources` and needs `start_id`. Raises InputError for an empty batch, texts without a token
     to score, ids outside the vocabulary, and texts longer than the learned positions.
     """
-    encoder, begin = net.config.encoder, [] if start_id is None else [start_id]
+    encoder = net.config.encoder
+    begin = [] if start_id is None else [start_id]
     decoder = require_decoder(net)
     require(len(texts) > 0, "there are no texts; expected at least one")
-    needed = "sources are for encoder-decoders, which need them; expected them for these models only"
-    require((sources is not None) == (encoder is not None), needed)
+    require(
+        (sources is not None) == (encoder is not None),
+        "sources are for encoder-decoders, which need them; expected them for these models only",
+    )
     rows = [[*begin, *text] for text in texts]
     for row in [*rows, *(sources or [])]:
         require_ids(np.asarray(row, np.int64), net.config.vocab_size or 0)

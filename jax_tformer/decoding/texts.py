@@ -92,7 +92,8 @@ class PromptReader:
         return Prompt(text, ids, limit, number, place)
 
     def _source_limit(self, text: str, tokens: int) -> int:
-        around, length = self._framing.size, self.max_length
+        around = self._framing.size
+        length = self.max_length
         ends = "the end token" if around == 1 else f"{around} special tokens"
         require(
             length is None or tokens <= length,
@@ -103,7 +104,9 @@ class PromptReader:
 
     def _text_limit(self, tokens: int) -> int:
         require(tokens > 0, "the prompt has no tokens; expected at least one; give a longer text")
-        told, limit, length = f"the prompt has {tokens} tokens", self.max_new_tokens, self.max_length
+        told = f"the prompt has {tokens} tokens"
+        limit = self.max_new_tokens
+        length = self.max_length
         if self._framing.size:
             told += " with the start token" if self.tokenizer.framing is None else " with its special tokens"
         if (longest := self.checkpoint_length) is not None:
@@ -156,7 +159,8 @@ class TextStream:
     """
 
     def __init__(self, tokenizer: Tokenizer, before: Ids = ()) -> None:
-        self._decode, self._cleans = tokenizer.decode, tokenizer.cleans_spaces
+        self._decode = tokenizer.decode
+        self._cleans = tokenizer.cleans_spaces
         self._ids = list(before)[-_WINDOW:]
         self._sent = len(self._decode(self._ids))
         """How many characters of the window's text have been returned or belong to `before`."""
@@ -185,7 +189,8 @@ class TextStream:
         forgotten = len(text) - len(end)
         # A cut inside a character changes the text; then the next token will be tried.
         if forgotten <= self._sent and text.endswith(end):
-            self._ids, self._sent = ids, self._sent - forgotten
+            self._ids = ids
+            self._sent = self._sent - forgotten
 
 
 def decode_added(tokenizer: Tokenizer, before: Ids, tokens: Ids) -> str:
@@ -232,7 +237,8 @@ def translation_scores(
     from sacrebleu.metrics.chrf import CHRF
     from sacrebleu.tokenizers.tokenizer_13a import Tokenizer13a
 
-    count, tokens = len(answers), Tokenizer13a()
+    count = len(answers)
+    tokens = Tokenizer13a()
     equal = sum(answer == reference for answer, reference in zip(answers, references, strict=True))
     short = sum(len(tokens(reference).split()) < _RUN for reference in references)
     no_bleu = None

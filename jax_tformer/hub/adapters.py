@@ -8,11 +8,11 @@ several of our projections are one fused matrix there (GPT-2's c_attn), it has o
   another, and each B beside zeros, in the columns that belong to its A. That is as many times the rank.
 """
 
-import dataclasses
 import json
 import math
 import re
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
@@ -23,7 +23,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from jax_tformer.config import LoraConfig, LoraTarget
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import (
     from_dict,
     new_folder,
@@ -40,7 +40,9 @@ from jax_tformer.hub.folder import open_file
 from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, require_fit, slots, to_reference
 from jax_tformer.lora import join_adapters, split_adapters, without_adapters
 
-CONFIG, WEIGHTS, PICKLE = "adapter_config.json", "adapter_model.safetensors", "adapter_model.bin"
+CONFIG = "adapter_config.json"
+WEIGHTS = "adapter_model.safetensors"
+PICKLE = "adapter_model.bin"
 _KEY = "jax_tformer.lora"
 _CHANGE_NOTHING = {
     *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out"),
@@ -56,6 +58,9 @@ PREFIX = "base_model.model."
 """Before the names of all modules, because PEFT wraps the model twice."""
 _NAMED = re.compile(rf"({re.escape(PREFIX)})?(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _PROJECTIONS = tuple(f".{name}.weight" for name in get_args(LoraTarget) if name != "all")
+
+Pair = tuple[np.ndarray, np.ndarray]
+"""The A and the B of a module."""
 
 
 class Module(NamedTuple):
@@ -121,7 +126,7 @@ def save_adapters(
             save_file(arrays, whole / WEIGHTS, metadata=metadata)
             write_json(whole / CONFIG, said)
     except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"cannot write {out}: {' '.join(str(error).split())}") from error
+        raise InputError(f"cannot write {out}: {reason_of(error)}") from error
 
 
 def load_adapters(
@@ -139,20 +144,20 @@ def load_adapters(
     path = user_path(folder)
     if net.config.lora is not None:
         raise InputError("the model has adapters already; expected one without, as merge_lora returns")
-    if not (path / CONFIG).exists():
-        raise InputError(f"{path} has no {CONFIG}; expected a folder that PEFT's save_pretrained wrote")
-    if not (path / WEIGHTS).exists() and (path / PICKLE).exists():
-        raise InputError(
-            f"{path} holds {PICKLE} and no {WEIGHTS}; such files can run code when they are read, so they are not; "
-            "where you trust it, let PEFT write it again with safe_serialization=True"
-        )
-    said, layout = _read_config(path / CONFIG), _layout(net, architecture)
+    require((path / CONFIG).exists(), f"{path} has no {CONFIG}; expected a folder that PEFT's save_pretrained wrote")
+    require(
+        (path / WEIGHTS).exists() or not (path / PICKLE).exists(),
+        f"{path} holds {PICKLE} and no {WEIGHTS}; such files can run code when they are read, so they are not; "
+        "where you trust it, let PEFT write it again with safe_serialization=True",
+    )
+    said = _read_config(path / CONFIG)
+    layout = _layout(net, architecture)
     arrays = {name: read(tensor) for name, tensor in open_file(path, WEIGHTS).items()}
     try:
         found = modules(layout)
         theirs = pairs(layout, found, arrays)
         lora, ours = _read(said, found, theirs, _own_config(path / WEIGHTS))
-        adapted = transformer(dataclasses.replace(net.config, lora=lora))
+        adapted = transformer(replace(net.config, lora=lora))
         shapes = split_adapters(adapted.shapes)[0]
         if missing := slots(shapes).keys() - ours.keys():
             raise InputError(f"it leaves out {listed(missing)}, and our adapters are in every layer")
@@ -180,7 +185,8 @@ def _written(
 
     `inputs_first`: whether their weights are transposed, as in GPT-2.
     """
-    rank, others = min(ranks.values()), set(names) - ranks.keys()
+    rank = min(ranks.values())
+    others = set(names) - ranks.keys()
     wider = {name: size for name, size in ranks.items() if size != rank}
     patterns = {shortest(name, set(names) - wider.keys()): size for name, size in wider.items()}
 
@@ -241,7 +247,7 @@ def _own_config(path: Path) -> LoraConfig | None:
 def _read(
     said: Mapping[str, Any],
     found: Mapping[str, Module],
-    theirs: Mapping[str, tuple[np.ndarray, np.ndarray]],
+    theirs: Mapping[str, Pair],
     own: LoraConfig | None,
 ) -> tuple[LoraConfig, Arrays]:
     """Returns the config of the adapters, and the adapters by the names of `torch_ref`."""
@@ -255,10 +261,13 @@ def _read(
         return own, read_adapters(found, theirs, own)
     targets = {part.split(".")[-1] for name in theirs for part in found[name].parts}
     for what, values in (("ranks", set(ranks.values())), ("alphas", set(alphas.values()))):
-        if len(values) > 1:
-            raise InputError(f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules")
+        require(
+            len(values) <= 1, f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules"
+        )
     ordered: Any = tuple(target for target in get_args(LoraTarget) if target in targets)
-    rank, alpha, dropout = ranks.popitem()[1], alphas.popitem()[1], float(said.get("lora_dropout") or 0.0)
+    rank = ranks.popitem()[1]
+    alpha = alphas.popitem()[1]
+    dropout = float(said.get("lora_dropout") or 0.0)
     return LoraConfig(rank, alpha, ordered, dropout, stabilized), read_adapters(found, theirs, None)
 
 
@@ -268,7 +277,7 @@ def _pattern(said: Mapping[str, Any], field: str, module: str, otherwise: Any) -
     return next((value for end, value in patterns.items() if re.fullmatch(rf"(.*\.)?({end})", module)), otherwise)
 
 
-def _is_own(own: LoraConfig, found: Mapping[str, Module], theirs: Mapping[str, tuple[np.ndarray, np.ndarray]]) -> bool:
+def _is_own(own: LoraConfig, found: Mapping[str, Module], theirs: Mapping[str, Pair]) -> bool:
     """Whether the adapters still are as `save_adapters` lays them out: others may have trained them since."""
     read = read_adapters(found, theirs, own)
     again = write_adapters({name: found[name] for name in theirs}, read)
@@ -295,9 +304,9 @@ def shortest(name: str, others: Collection[str]) -> str:
     return next((end for end in ends if not any(f".{other}".endswith(f".{end}") for other in others)), name)
 
 
-def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) -> dict[str, tuple[np.ndarray, ...]]:
+def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) -> dict[str, Pair]:
     """Returns (A, B) of their modules, from adapters with the names and layouts of `torch_ref`."""
-    theirs: dict[str, tuple[np.ndarray, ...]] = {}
+    theirs = {}
     for name, module in found.items():
         adapted = [part for part in module.parts if f"{part}.lora.a.weight" in ours]
         if not adapted:
@@ -307,7 +316,8 @@ def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) 
         if len(adapted) == len(module.parts) and all(other.tobytes() == first.tobytes() for other in others):
             theirs[name] = first, module.fuse(bs.values())
             continue
-        rank, a = len(first), np.concatenate([first, *others])
+        rank = len(first)
+        a = np.concatenate([first, *others])
         wide = {part: np.zeros((len(bs[adapted[0]]), len(a)), a.dtype) for part in module.parts}
         for number, part in enumerate(adapted):
             wide[part][:, number * rank : (number + 1) * rank] = bs[part]
@@ -315,14 +325,12 @@ def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) 
     return theirs
 
 
-def read_adapters(
-    found: Mapping[str, Module], theirs: Mapping[str, tuple[np.ndarray, np.ndarray]], lora: LoraConfig | None
-) -> Arrays:
+def read_adapters(found: Mapping[str, Module], theirs: Mapping[str, Pair], lora: LoraConfig | None) -> Arrays:
     """Inverts `write_adapters`; `lora` is the config that they were written with, None for those of PEFT.
 
     Raises WeightsError for adapters of other shapes than the modules that they are for.
     """
-    ours: Arrays = {}
+    ours = {}
     given: Arrays = {}
     shapes: dict[str, tuple[int, ...]] = {}
     for name, (a, b) in theirs.items():
@@ -342,9 +350,7 @@ def read_adapters(
     return ours
 
 
-def pairs(
-    layout: Layout, found: Collection[str], arrays: Mapping[str, np.ndarray]
-) -> dict[str, tuple[np.ndarray, np.ndarray]]:
+def pairs(layout: Layout, found: Collection[str], arrays: Mapping[str, np.ndarray]) -> dict[str, Pair]:
     """Returns (A, B) by module from the arrays of a file of PEFT.
 
     Raises WeightsError, which lists them, for arrays that are no adapters or are for other modules, and for an A

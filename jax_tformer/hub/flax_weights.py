@@ -8,15 +8,16 @@ import msgpack
 import numpy as np
 from flax import serialization, traverse_util
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.files import user_path
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.folder import STORED, inside, read_index, read_origin
-from jax_tformer.hub.names import View
+from jax_tformer.hub.names import Views
 from jax_tformer.hub.pretrained import assembled, matching_tokenizer
 
-FLAX, FLAX_INDEX = "flax_model.msgpack", "flax_model.msgpack.index.json"
+FLAX = "flax_model.msgpack"
+FLAX_INDEX = "flax_model.msgpack.index.json"
 _DAMAGES = (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackException, RecursionError, MemoryError)
 """What the parser and NumPy raise for bytes that are no arrays."""
 
@@ -28,8 +29,7 @@ def load_flax(folder: str | Path) -> tuple[AnyTransformer, Params, Tokenizer | N
     file as well, since msgpack is read whole. Raises InputError as `load_pretrained` does.
     """
     path = user_path(folder)
-    if not path.is_dir():
-        raise InputError(f"{path} is no folder; expected one with config.json and {FLAX}")
+    require(path.is_dir(), f"{path} is no folder; expected one with config.json and {FLAX}")
     origin = read_origin(path)
     named = origin.config.get("architectures")
     if isinstance(named, list):
@@ -42,13 +42,13 @@ def load_flax(folder: str | Path) -> tuple[AnyTransformer, Params, Tokenizer | N
     return net, params, tokenizer
 
 
-def flax_weights(folder: Path) -> dict[str, View]:
+def flax_weights(folder: Path) -> Views:
     """Returns the arrays of a folder by the names and in the layouts that PyTorch has for them.
 
     Both frameworks gave the modules the same names. A kernel is the transposed weight, and what Flax calls scale and
     embedding is a weight, too. Raises InputError for files that are missing, truncated or anything else.
     """
-    weights: dict[str, View] = {}
+    weights = {}
     for path in _files(folder):
         for name, array in _unpacked(path).items():
             if not isinstance(array, np.ndarray) or array.dtype.name not in STORED:
@@ -57,8 +57,7 @@ def flax_weights(folder: Path) -> dict[str, View]:
                 raise InputError(f"{path} holds {kind} where an array of floats should be ({where}); restore it")
             *module, leaf = name.strip("/").split("/")
             called = ".".join((*module, "weight" if leaf in ("kernel", "scale", "embedding") else leaf))
-            if called in weights:
-                raise InputError(f"{path} holds {called} twice; expected every array once")
+            require(called not in weights, f"{path} holds {called} twice; expected every array once")
             weights[called] = array.T if leaf == "kernel" else array
     return weights
 
@@ -66,8 +65,10 @@ def flax_weights(folder: Path) -> dict[str, View]:
 def _files(folder: Path) -> list[Path]:
     if (folder / FLAX).exists():
         return [inside(folder, FLAX)]
-    if not (folder / FLAX_INDEX).exists():
-        raise InputError(f"{folder} has neither {FLAX} nor {FLAX_INDEX}; expected the weights of a Flax model")
+    require(
+        (folder / FLAX_INDEX).exists(),
+        f"{folder} has neither {FLAX} nor {FLAX_INDEX}; expected the weights of a Flax model",
+    )
     return [inside(folder, file) for file in sorted(set(read_index(folder, FLAX_INDEX, ".msgpack").values()))]
 
 
@@ -80,5 +81,6 @@ def _unpacked(path: Path) -> dict[str, Any]:
         tree = serialization.msgpack_restore(path.read_bytes())
         return traverse_util.flatten_dict({"": tree}, sep="/")
     except _DAMAGES as error:
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise InputError(f"{path} is truncated or damaged ({reason}); restore it, or load it again") from error
+        raise InputError(
+            f"{path} is truncated or damaged ({reason_of(error)}); restore it, or load it again"
+        ) from error

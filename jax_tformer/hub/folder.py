@@ -15,10 +15,11 @@ import numpy as np
 import safetensors
 
 from jax_tformer.config import Dtype
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import not_regular, read_json, shortened, write_json
 
-WEIGHTS, INDEX = "model.safetensors", "model.safetensors.index.json"
+WEIGHTS = "model.safetensors"
+INDEX = "model.safetensors.index.json"
 TYPES: dict[str, np.dtype[Any]] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
@@ -30,7 +31,8 @@ STORED = {dtype.name: type_ for type_, dtype in TYPES.items()}
 """NumPy's name of a type -> what safetensors calls it."""
 _PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".npz")
 _MOST_INDEX = 100_000_000
-CONFIG, GENERATION = "config.json", "generation_config.json"
+CONFIG = "config.json"
+GENERATION = "generation_config.json"
 TOKENIZER_FILES = (
     "tokenizer.json",
     "tokenizer_config.json",
@@ -98,27 +100,27 @@ _SAME = (
     "bad_words_ids",
 )
 """Settings that mean the same in a DecodingConfig."""
-_NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    "typical_p": (1.0,),
-    "epsilon_cutoff": (0.0,),
-    "eta_cutoff": (0.0,),
-    "encoder_repetition_penalty": (1.0,),
-    "diversity_penalty": (0.0,),
-    "num_beam_groups": (1,),
-    "guidance_scale": (1.0,),
-    "exponential_decay_length_penalty": (),
-    "sequence_bias": (),
-    "force_words_ids": (),
-    "constraints": (),
-    "penalty_alpha": (0.0,),
-    "stop_strings": ([],),
-    "max_time": (),
-    "top_h": (),
-    "token_healing": (False,),
-    "watermarking_config": (),
-    "num_return_sequences": (1,),
+_NEUTRAL: Mapping[str, object] = {
+    "typical_p": 1.0,
+    "epsilon_cutoff": 0.0,
+    "eta_cutoff": 0.0,
+    "encoder_repetition_penalty": 1.0,
+    "diversity_penalty": 0.0,
+    "num_beam_groups": 1,
+    "guidance_scale": 1.0,
+    "exponential_decay_length_penalty": None,
+    "sequence_bias": None,
+    "force_words_ids": None,
+    "constraints": None,
+    "penalty_alpha": 0.0,
+    "stop_strings": None,
+    "max_time": None,
+    "top_h": None,
+    "token_healing": False,
+    "watermarking_config": None,
+    "num_return_sequences": 1,
 }
-"""Setting that changes what is generated, which we do not have -> the values with which it changes nothing."""
+"""Setting that changes what is generated, which we do not have -> the value with which it changes nothing."""
 
 
 @dataclass(frozen=True)
@@ -160,17 +162,16 @@ def read_origin(folder: Path) -> Origin:
     Raises InputError if config.json is missing or damaged or asks for remote code, or if another file is damaged.
     """
     if not (folder / CONFIG).exists():
-        if any(folder.glob("*.gguf")):
-            raise InputError(what_instead(folder))
+        require(not any(folder.glob("*.gguf")), what_instead(folder))
         raise InputError(f"{folder} has no {CONFIG}; expected a folder that save_pretrained wrote")
     config = read_json(inside(folder, CONFIG))
     if not isinstance(config, dict):
         raise InputError(f"{folder / CONFIG} holds {type(config).__name__}; expected a JSON object; restore it")
-    if "auto_map" in config:
-        raise InputError(
-            f"{folder / CONFIG} asks for code of its own (auto_map), which is not run; expected a class of "
-            "transformers itself; if the weights are of such a class, remove auto_map"
-        )
+    require(
+        "auto_map" not in config,
+        f"{folder / CONFIG} asks for code of its own (auto_map), which is not run; expected a class of "
+        "transformers itself; if the weights are of such a class, remove auto_map",
+    )
     names = sorted(path.name for path in folder.iterdir() if not path.is_dir())
     if GENERATION in names:
         generation = read_json(inside(folder, GENERATION))
@@ -193,8 +194,9 @@ def write_origin(folder: Path, origin: Origin) -> None:
 def _bytes(path: Path) -> bytes:
     with open(path, "rb") as file:
         content = file.read(_LARGEST + 1)
-    if len(content) > _LARGEST:
-        raise InputError(f"{path} has more than {_LARGEST:,} bytes; expected a file of a tokenizer; restore it")
+    require(
+        len(content) <= _LARGEST, f"{path} has more than {_LARGEST:,} bytes; expected a file of a tokenizer; restore it"
+    )
     return content
 
 
@@ -221,10 +223,12 @@ def defaults_of(
     origin: Origin, folder: Path, *, translates: bool, vocabulary: int | None
 ) -> tuple[GenerationDefaults, Path]:
     """Returns the defaults of the checkpoint in `folder`, and the file that says them; raises as `read_defaults`."""
-    settings, where = dict(origin.config), folder / "config.json"
+    settings = dict(origin.config)
+    where = folder / "config.json"
     if origin.generation is not None:
         start = {name: settings.get(name) for name in ("decoder_start_token_id", "bos_token_id")}
-        settings, where = start | dict(origin.generation), folder / "generation_config.json"
+        settings = start | dict(origin.generation)
+        where = folder / "generation_config.json"
     return read_defaults(settings, translates=translates, where=str(where), vocabulary=vocabulary), where
 
 
@@ -241,7 +245,7 @@ def read_defaults(
     ignored = [
         f"{name} {given[name]!r:.40}"
         for name, neutral in _NEUTRAL.items()
-        if name in given and given[name] not in neutral and given[name] != []
+        if name in given and given[name] not in (neutral, [])
     ]
     # Those of beams also without num_beams: a flag may ask for a beam search.
     decoding = {name: _as_tuple(given[name]) for name in _SAME if name in given}
@@ -288,8 +292,7 @@ def _as_tuple(value: Any) -> Any:
 
 def _require_kind(name: str, value: Any, where: str) -> None:
     expected, fits = _KINDS[name]
-    if not fits(value):
-        raise InputError(f"{name} is {value!r:.60} in {where}; expected {expected}")
+    require(fits(value), f"{name} is {value!r:.60} in {where}; expected {expected}")
 
 
 class Stored:
@@ -299,7 +302,8 @@ class Stored:
     """
 
     def __init__(self, path: Path, name: str, shape: tuple[int, ...], type_: str) -> None:
-        self._path, self._name = path, name
+        self._path = path
+        self._name = name
         self.shape, self.type = shape, type_
         """The type as safetensors calls it."""
         self.dtype = TYPES.get(type_, np.dtype(np.uint8))
@@ -335,7 +339,8 @@ def inside(folder: Path, name: str) -> Path:
     """
     path = folder / name
     try:
-        real, home = path.resolve(strict=True), folder.resolve()
+        real = path.resolve(strict=True)
+        home = folder.resolve()
         problem = not_regular(real)
     except FileNotFoundError as error:
         raise InputError(f"{path} does not exist; restore the folder, or load it again") from error
@@ -344,8 +349,10 @@ def inside(folder: Path, name: str) -> Path:
     if problem:
         raise InputError(f"{path} {problem}; expected a file; restore the folder, or load it again")
     allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
-    if not any(real.is_relative_to(place) for place in allowed):
-        raise InputError(f"{path} is a link out of the folder, to {real}; expected the file itself; copy it there")
+    require(
+        any(real.is_relative_to(place) for place in allowed),
+        f"{path} is a link out of the folder, to {real}; expected the file itself; copy it there",
+    )
     return path
 
 
@@ -371,7 +378,8 @@ def _open_shards(folder: Path) -> dict[str, Stored]:
     files = read_index(folder, INDEX, ".safetensors", f"; {_CONVERT}")
     tensors: dict[str, Stored] = {}
     for file in sorted(set(files.values())):
-        found, listed = open_file(folder, file), {name for name, at in files.items() if at == file}
+        found = open_file(folder, file)
+        listed = {name for name, at in files.items() if at == file}
         if lacks := sorted(listed - found.keys()):
             raise InputError(
                 f"{folder / file} lacks {shortened(lacks, 1)}, which the index promises; restore the folder"
@@ -403,8 +411,9 @@ def open_file(folder: Path, name: str) -> dict[str, Stored]:
         if start.startswith(b"PK\x03\x04") or (start.startswith(b"\x80") and any(start[4:])):
             problem = "is a pickle by another name, which is not read, because it can run code"
             raise InputError(f"{path} {problem}; {_CONVERT}") from error
-        reason = " ".join(str(error).split())
-        raise InputError(f"{path} is truncated or damaged ({reason}); restore it, or load it again") from error
+        raise InputError(
+            f"{path} is truncated or damaged ({reason_of(error)}); restore it, or load it again"
+        ) from error
 
 
 _CONVERT = (

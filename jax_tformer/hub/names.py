@@ -21,15 +21,14 @@ from typing import Any, NamedTuple, Protocol
 
 import numpy as np
 import safetensors
-from flax import traverse_util
 from numpy.typing import ArrayLike
 from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import from_dict, parse_json, to_dict
 from jax_tformer.functional import Params, transformer
-from jax_tformer.model.parameters import axes_of, is_vector
+from jax_tformer.model.parameters import Shape, axes_of, flatten, is_vector, unflatten
 
 Region = tuple[slice, ...]
 """A slice with start and stop for each axis."""
@@ -41,7 +40,7 @@ class View(Protocol):
     """What can be read in part; `np.ndarray` is one."""
 
     @property
-    def shape(self) -> tuple[int, ...]:
+    def shape(self) -> Shape:
         """Sizes of the axes."""
 
     @property
@@ -50,6 +49,10 @@ class View(Protocol):
 
     def __getitem__(self, region: Region, /) -> np.ndarray:
         """Reads a part."""
+
+
+Views = Mapping[str, View]
+"""Arrays by name, of which nothing is read yet."""
 
 
 def whole(view: View) -> Region:
@@ -74,7 +77,8 @@ def blocks(region: Region, itemsize: int) -> list[Region]:
     if not region or not math.prod(extents):
         return [] if region else [region]
     step = max(1, _BLOCK // (math.prod(extents[1:]) * itemsize))
-    start, stop = region[0].start, region[0].stop
+    start = region[0].start
+    stop = region[0].stop
     return [(slice(begin, min(begin + step, stop)), *region[1:]) for begin in range(start, stop, step)]
 
 
@@ -94,7 +98,8 @@ class Rearranged:
     """
 
     def __init__(self, source: View, axes: str, sizes: Mapping[str, int] | None = None) -> None:
-        self._source, self.dtype = source, source.dtype
+        self._source = source
+        self.dtype = source.dtype
         self._before, self._after = map(_groups, axes.split("->"))
         self._sizes = dict(sizes or {})
         misfit = ValueError(f"{axes!r} with {self._sizes} does not fit the shape {list(source.shape)}")
@@ -113,14 +118,16 @@ class Rearranged:
     def __getitem__(self, region: Region) -> np.ndarray:
         wanted: dict[str, slice] = {}
         held: dict[str, slice] = {}
-        outer, cropped = [], []
+        outer = []
+        cropped = []
         for group, part in zip(self._after, region, strict=True):
             ends = [np.unravel_index(index, self._lengths(group)) for index in (part.start, part.stop - 1)]
             ranges, span = self._cover(group, *ends)
             wanted |= ranges
             cropped.append(_within(part, span))
         for group in self._before:
-            first, last = [wanted[name].start for name in group], [wanted[name].stop - 1 for name in group]
+            first = [wanted[name].start for name in group]
+            last = [wanted[name].stop - 1 for name in group]
             ranges, span = self._cover(group, first, last)
             held |= ranges
             outer.append(span)
@@ -129,7 +136,7 @@ class Rearranged:
         shape = [math.prod(_length(wanted[name]) for name in group) for group in self._after]
         return block.reshape(shape)[tuple(cropped)]
 
-    def _lengths(self, group: Sequence[str]) -> tuple[int, ...]:
+    def _lengths(self, group: Sequence[str]) -> Shape:
         return tuple(self._sizes[name] for name in group)
 
     def _cover(self, group: Sequence[str], first: Sequence[Any], last: Sequence[Any]) -> tuple[dict[str, slice], slice]:
@@ -137,7 +144,7 @@ class Rearranged:
 
         From the first axis on of which there is more than one index, the later ones are whole.
         """
-        ranges: dict[str, slice] = {}
+        ranges = {}
         several = False
         for name, low, high in zip(group, first, last, strict=True):
             ranges[name] = slice(0, self._sizes[name]) if several else slice(int(low), int(high) + 1)
@@ -156,7 +163,7 @@ def _within(part: slice, span: slice) -> slice:
 
 
 @lru_cache(maxsize=256)
-def rearranged_shape(shape: tuple[int, ...], axes: str, sizes: tuple[tuple[str, int], ...] = ()) -> tuple[int, ...]:
+def rearranged_shape(shape: Shape, axes: str, sizes: tuple[tuple[str, int], ...] = ()) -> Shape:
     """Returns the shape of a view of `shape` once it is `Rearranged`, by arithmetic: no size takes memory."""
     nothing: Any = SimpleNamespace(shape=shape, dtype=None)
     return Rearranged(nothing, axes, dict(sizes)).shape
@@ -167,7 +174,8 @@ class Stacked:
 
     def __init__(self, sources: Sequence[View]) -> None:
         self._sources = sources
-        self.shape, self.dtype = (len(sources), *sources[0].shape), sources[0].dtype
+        self.shape = (len(sources), *sources[0].shape)
+        self.dtype = sources[0].dtype
 
     def __getitem__(self, region: Region) -> np.ndarray:
         return np.stack([source[region[1:]] for source in self._sources[region[0]]])
@@ -177,8 +185,10 @@ class Part:
     """One entry along the first axis of a view."""
 
     def __init__(self, source: View, index: int) -> None:
-        self._source, self._index = source, index
-        self.shape, self.dtype = source.shape[1:], source.dtype
+        self._source = source
+        self._index = index
+        self.shape = source.shape[1:]
+        self.dtype = source.dtype
 
     def __getitem__(self, region: Region) -> np.ndarray:
         return self._source[(slice(self._index, self._index + 1), *region)][0]
@@ -190,7 +200,7 @@ def _groups(side: str) -> list[list[str]]:
     return [[name for name in (group or axis).split() if name != "1"] for group, axis in found]
 
 
-def _aligned(shape: tuple[int, ...], dtype: np.dtype[Any]) -> np.ndarray:
+def _aligned(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
     """An empty array at an address that JAX takes over as it is, without a copy."""
     size = math.prod(shape) * dtype.itemsize
     memory = np.empty(size + 64, np.uint8)
@@ -224,7 +234,7 @@ class Slot(NamedTuple):
     layer: int | None
     axes: str
     """How our array, without the L axis, becomes theirs, as in einops."""
-    shape: tuple[int, ...]
+    shape: Shape
     """Of our array, without the L axis."""
     dtype: np.dtype
 
@@ -236,7 +246,7 @@ def slots(shapes: Params) -> dict[str, Slot]:
     WeightsError if no rule covers a parameter, or if two parameters would get the same name.
     """
     found: dict[str, Slot] = {}
-    for path, leaf in traverse_util.flatten_dict(shapes, sep=".").items():
+    for path, leaf in flatten(shapes).items():
         module, _, last = path.rpartition(".")
         try:
             named = f"{module}.{LEAVES[last]}"
@@ -261,13 +271,13 @@ def slots(shapes: Params) -> dict[str, Slot]:
 
 def to_reference(params: Params) -> dict[str, np.ndarray]:
     """Converts our parameters to the names and layouts of `torch_ref`, bit for bit."""
-    ours = {path: np.asarray(leaf) for path, leaf in traverse_util.flatten_dict(params, sep=".").items()}
+    ours = {path: np.asarray(leaf) for path, leaf in flatten(params).items()}
     return {name: read(view) for name, view in reference_views(ours, params).items()}
 
 
-def reference_views(ours: Mapping[str, View], shapes: Params) -> dict[str, View]:
+def reference_views(ours: Views, shapes: Params) -> Views:
     """Returns views of our arrays (by path) with the names and layouts of `torch_ref`; nothing is read yet."""
-    views: dict[str, View] = {}
+    views = {}
     for name, slot in slots(shapes).items():
         layer = ours[slot.path] if slot.layer is None else Part(ours[slot.path], slot.layer)
         views[name] = Rearranged(layer, slot.axes)
@@ -282,12 +292,10 @@ def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayL
     given = once(weights)
     types = {name: slot.dtype for name, slot in slots(shapes).items()}
     views = parameter_views(given, shapes, types=types)
-    return traverse_util.unflatten_dict({path: read(view) for path, view in views.items()}, sep=".")
+    return unflatten({path: read(view) for path, view in views.items()})
 
 
-def parameter_views(
-    given: Mapping[str, View], shapes: Params, *, types: Mapping[str, np.dtype] | None = None
-) -> dict[str, View]:
+def parameter_views(given: Views, shapes: Params, *, types: Mapping[str, np.dtype] | None = None) -> dict[str, View]:
     """Returns views of arrays of `torch_ref` as our parameters, by path; nothing is read yet.
 
     Raises WeightsError as `from_reference` does; without `types`, any type fits.
@@ -296,7 +304,7 @@ def parameter_views(
     wanted = {name: reference_shape(slot) for name, slot in expected.items()}
     require_fit("model", given, wanted, types=types)
     layers: dict[str, list[View]] = {}
-    stacked: dict[str, bool] = {}
+    stacked = {}
     for name, slot in expected.items():
         before, after = slot.axes.split(" -> ")
         sizes = dict(zip(before.split(), slot.shape, strict=True))
@@ -306,7 +314,7 @@ def parameter_views(
     return {path: Stacked(parts) if stacked[path] else parts[0] for path, parts in layers.items()}
 
 
-def reference_shape(slot: Slot) -> tuple[int, ...]:
+def reference_shape(slot: Slot) -> Shape:
     """Returns the shape of the array in `torch_ref`."""
     return rearranged_shape(slot.shape, slot.axes)
 
@@ -322,15 +330,16 @@ def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> 
 
 def require_fit(
     what: str,
-    given: Mapping[str, View],
-    shapes: Mapping[str, tuple[int, ...]],
+    given: Views,
+    shapes: Mapping[str, Shape],
     *,
     doubled: Iterable[str] = (),
     types: Mapping[str, np.dtype] | None = None,
     optional: Iterable[str] = (),
 ) -> None:
     """Raises WeightsError, which lists all differences, unless `given` has the names, `shapes` and `types` expected."""
-    wrong_shapes, wrong_types = [], []
+    wrong_shapes = []
+    wrong_types = []
     for name in given.keys() & shapes.keys():
         if given[name].shape != shapes[name]:
             wrong_shapes.append(f"{name} is {list(given[name].shape)}, expected {list(shapes[name])}")
@@ -374,9 +383,10 @@ def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
             metadata = file.metadata() or {}
         weights: dict[str, np.ndarray] = load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"cannot read weights from {path}: {' '.join(str(error).split())}") from error
-    if CONFIG_KEY not in metadata:
-        raise InputError(f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights")
+        raise InputError(f"cannot read weights from {path}: {reason_of(error)}") from error
+    require(
+        CONFIG_KEY in metadata, f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights"
+    )
     try:
         values = parse_json(metadata[CONFIG_KEY])
     except ValueError as error:

@@ -13,13 +13,12 @@ from typing import Any, Literal, get_args
 
 import jax
 import numpy as np
-from flax import traverse_util
 from huggingface_hub import split_state_dict_into_shards_factory
 from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.files import hub_folder, new_folder, require_new_folder, user_path, write_json
 from jax_tformer.functional import AnyTransformer, Params, transformer
@@ -27,6 +26,7 @@ from jax_tformer.hub.families import (
     FAMILIES,
     CannotExpress,
     Family,
+    Fields,
     Layout,
     config_from_huggingface,
     family_of,
@@ -46,6 +46,7 @@ from jax_tformer.hub.folder import (
 from jax_tformer.hub.names import (
     Region,
     View,
+    Views,
     WeightsError,
     listed,
     parameter_views,
@@ -54,7 +55,7 @@ from jax_tformer.hub.names import (
     require_fit,
 )
 from jax_tformer.lora import merge_lora
-from jax_tformer.model.parameters import dtype_of
+from jax_tformer.model.parameters import dtype_of, flatten, unflatten
 from jax_tformer.training.sharding import parameter_shardings
 
 _HUB_FILES = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
@@ -101,7 +102,7 @@ def matching_tokenizer(folder: Path, origin: Origin) -> Tokenizer | None:
 def assembled(
     folder: Path,
     origin: Origin,
-    stored: Mapping[str, View],
+    stored: Views,
     types: Mapping[str, str],
     *,
     dtype: Dtype | None = None,
@@ -128,8 +129,9 @@ def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
         if revision is not None:
             raise InputError(f"{path} is a folder, which has no revision; leave it out")
         return path
-    if path.exists():
-        raise InputError(f"{path} is a file; expected its folder, with config.json and the weights as safetensors")
+    require(
+        not path.exists(), f"{path} is a file; expected its folder, with config.json and the weights as safetensors"
+    )
     return hub_folder("model", str(folder_or_name), revision, "revision", [*_HUB_FILES, *TOKENIZER_FILES])
 
 
@@ -138,11 +140,11 @@ def _require_vocabulary(folder: Path, origin: Origin, tokenizer: Tokenizer, rows
 
     Except for special tokens without a role, which are refused where a text has them.
     """
-    if tokenizer.table_rows > rows:
-        raise InputError(
-            f"{folder} has a tokenizer of {tokenizer.table_rows:,} ids and a model of {rows:,}; expected at most as "
-            "many ids as the model's table has rows; is it the tokenizer of another model?"
-        )
+    require(
+        tokenizer.table_rows <= rows,
+        f"{folder} has a tokenizer of {tokenizer.table_rows:,} ids and a model of {rows:,}; expected at most as "
+        "many ids as the model's table has rows; is it the tokenizer of another model?",
+    )
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
         id = origin.config.get(name)
         if type(id) is int and tokenizer.vocab_size <= id < rows:
@@ -163,8 +165,7 @@ def _require_types(folder: Path, types: Mapping[str, str]) -> None:
 
 def _usable(dtype: Dtype) -> Dtype:
     """Returns `dtype`; raises InputError for another name, and for float64 where JAX would make it float32."""
-    if dtype not in get_args(Dtype):
-        raise InputError(f"dtype is {dtype!r}; expected one of {', '.join(get_args(Dtype))}, or None")
+    require(dtype in get_args(Dtype), f"dtype is {dtype!r}; expected one of {', '.join(get_args(Dtype))}, or None")
     try:
         dtype_of(dtype)
     except ValueError as error:
@@ -172,10 +173,10 @@ def _usable(dtype: Dtype) -> Dtype:
     return dtype
 
 
-def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Params:
+def _placed(views: Views, shapes: Params, mesh: Mesh | None) -> Params:
     """Reads parameter after parameter onto the devices; of a mesh, each gets only its part."""
-    declared = traverse_util.flatten_dict(shapes, sep=".")
-    shardings = {} if mesh is None else traverse_util.flatten_dict(parameter_shardings(mesh, shapes), sep=".")
+    declared = flatten(shapes)
+    shardings = {} if mesh is None else flatten(parameter_shardings(mesh, shapes))
     placed = {}
     for path, view in views.items():
         dtype = np.dtype(declared[path].dtype)
@@ -183,11 +184,11 @@ def _placed(views: Mapping[str, View], shapes: Params, mesh: Mesh | None) -> Par
             placed[path] = jax.device_put(read(view, dtype))
         else:
             placed[path] = _spread(view, dtype, shardings[path])
-    return traverse_util.unflatten_dict(placed, sep=".")
+    return unflatten(placed)
 
 
 def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -> jax.Array:
-    parts: dict[tuple[tuple[int, int], ...], np.ndarray] = {}
+    parts = {}
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # parameters are arrays
@@ -227,7 +228,8 @@ def save_pretrained(
     are not those of `net` (WeightsError), or if the tokenizer has ids beyond the model's table.
     """
     net, params = merge_lora(net, params)
-    out, most = user_path(folder), parse_size(max_shard_size)
+    out = user_path(folder)
+    most = parse_size(max_shard_size)
     require_new_folder(out)
     if dtype is not None and dtype not in STORED:
         raise InputError(f"dtype is {dtype!r}; expected one of {', '.join(STORED)}, or None")
@@ -250,7 +252,7 @@ def save_pretrained(
         raise InputError(f"cannot write {out}: {error.strerror}; expected a place with room for it") from error
 
 
-def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str, dict[str, object]]:
+def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str, Fields]:
     """Returns the class (this one, or the first that can), and the fields of config.json that say what our config says.
 
     Raises CannotExpress if none can express the config, with what is in the way of the nearest.
@@ -260,7 +262,7 @@ def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str
     if architecture is not None or net.origin is not None:
         chosen = architecture or net.origin.architecture
         return chosen, _settings(FAMILIES[chosen], net.config)
-    problems: list[InputError] = []
+    problems = []
     for name, family in FAMILIES.items():
         try:
             return name, _settings(family, net.config)
@@ -272,7 +274,7 @@ def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str
     raise CannotExpress(told, nearest.model_type, nearest.changed) if isinstance(nearest, CannotExpress) else nearest
 
 
-def _settings(family: Family, config: TransformerConfig) -> dict[str, object]:
+def _settings(family: Family, config: TransformerConfig) -> Fields:
     """Returns the settings of a config, if need be without what only training uses: initializer and dropout."""
     template = family.template
     fresh = replace(config, initializer=template.initializer, residual_init_scale=template.residual_init_scale)
@@ -290,9 +292,9 @@ def _tensors(
     net: AnyTransformer, params: Params, chosen: str, origin: Origin | None, dtype: StoredDtype | None
 ) -> tuple[dict[str, View], dict[str, str]]:
     """Returns views of all arrays by the names in the file, and the type to store of each."""
-    flat = traverse_util.flatten_dict(params, sep=".")
+    flat = flatten(params)
     given = {path: leaf for path, leaf in flat.items() if hasattr(leaf, "shape")}
-    declared = traverse_util.flatten_dict(net.shapes, sep=".")
+    declared = flatten(net.shapes)
     require_fit("net", given, {path: leaf.shape for path, leaf in declared.items()})
     if odd := sorted({leaf.dtype.name for leaf in given.values()} - STORED.keys()):
         raise WeightsError(f"the parameters hold {odd[0]}; expected {', '.join(STORED)}")
@@ -314,8 +316,8 @@ def _tensors(
 def _config_json(
     net: AnyTransformer,
     chosen: str,
-    said: dict[str, object],
-    tensors: Mapping[str, View],
+    said: Fields,
+    tensors: Views,
     types: Mapping[str, str],
     tokenizer: Tokenizer | None,
 ) -> dict[str, Any]:
@@ -400,7 +402,8 @@ class _OnDevices:
 
     def __init__(self, array: jax.Array) -> None:
         self._array = array
-        self.shape, self.dtype = array.shape, np.dtype(array.dtype)
+        self.shape = array.shape
+        self.dtype = np.dtype(array.dtype)
 
     def __getitem__(self, region: Region) -> np.ndarray:
         return np.asarray(self._array[region])
@@ -410,8 +413,10 @@ def _on_host(leaf: Any) -> View:
     """Returns a view of a parameter; raises InputError if it is partly on devices of another process."""
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf)
-    if not leaf.is_fully_addressable:
-        raise InputError("the parameters are spread over processes; expected all in this one; gather them first")
+    require(
+        leaf.is_fully_addressable,
+        "the parameters are spread over processes; expected all in this one; gather them first",
+    )
     devices = list(leaf.devices())
     # The processor's memory is the host's, so nothing is copied.
     return np.asarray(leaf) if len(devices) == 1 and devices[0].platform == "cpu" else _OnDevices(leaf)
@@ -426,7 +431,7 @@ def parse_size(size: int | str) -> int:
     return number
 
 
-def write_tensors(folder: Path, tensors: Mapping[str, View], types: Mapping[str, str], most: int) -> None:
+def write_tensors(folder: Path, tensors: Views, types: Mapping[str, str], most: int) -> None:
     """Writes model.safetensors, or shards of at most `most` bytes (of one array if it is larger) with an index.
 
     `types` are the types to store, by name. Takes memory for one shard. Raises InputError for a number that its type

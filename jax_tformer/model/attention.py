@@ -10,23 +10,22 @@ from jaxtyping import Array, Bool, Float
 from jax_tformer.cache import KeyValue
 from jax_tformer.config import AttentionImplementation, StackConfig, TransformerConfig
 from jax_tformer.model import fast
-from jax_tformer.model.dropout import Dropout, drop
 from jax_tformer.model.embedding import Rotation, rotate
 from jax_tformer.model.layers import Linear, Norm, identity
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import DropoutKey, Memory, Stream, accumulator
+from jax_tformer.model.parameters import Dropout, DropoutKey, KeyHeads, Memory, Queries, Stream, accumulator, drop
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 
 def attend(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
+    query: Queries,
+    key: KeyHeads,
+    value: KeyHeads,
     mask: Mask,
     scale: float,
     dropout_rate: float = 0.0,
     keep: Bool[Array, "B H T S"] | None = None,
-) -> tuple[Float[Array, "B T H C"], Float[Array, "B H T S"]]:
+) -> tuple[Queries, Float[Array, "B H T S"]]:
     """Computes softmax(scale * Q K^T) V (paper, section 3.2.1); H/K query heads share a key/value head.
 
     Returns it with the weights before dropout, of which `keep` is the dropout mask. The softmax runs in at least
@@ -45,8 +44,8 @@ def attend(
 def attend_by(
     implementation: AttentionImplementation,
     query: Float[Array, "N T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
+    key: KeyHeads,
+    value: KeyHeads,
     mask: Mask,
     scale: float,
     dropout_rate: float = 0.0,
@@ -62,7 +61,8 @@ class Attention(nnx.Module):
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, residual_branches: int) -> None:
         width = config.head_width(stack)
-        model, heads = (config.d_model,), (stack.num_heads, width)
+        model = (config.d_model,)
+        heads = (stack.num_heads, width)
         shared = (stack.key_value_heads or stack.num_heads, width)
         self.query = Linear(model, heads, config, bias=stack.query_bias, target="query")
         self.key = Linear(model, shared, config, bias=stack.key_bias, target="key")
@@ -70,7 +70,8 @@ class Attention(nnx.Module):
         self.output = Linear(
             heads, model, config, bias=stack.output_bias, residual_branches=residual_branches, target="output"
         )
-        normed, scales = stack.query_key_norm, stack.query_key_scale
+        normed = stack.query_key_norm
+        scales = stack.query_key_scale
         self.query_norm = Norm(config, stack, width, scales=scales) if normed else identity
         self.key_norm = Norm(config, stack, width, scales=scales) if normed else identity
         self.scale = 1 / math.sqrt(config.scale_width(stack))

@@ -7,16 +7,26 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jaxtyping import Array, Float, Int
+from jaxtyping import Array, Float
 
 from jax_tformer.cache import Cache, LayerCache
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.attention import Attention
-from jax_tformer.model.dropout import Dropout, layer_keys
 from jax_tformer.model.embedding import RelativePositions, Rotation, rotary_angles
 from jax_tformer.model.layers import FeedForward, Norm, identity
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import DropoutKey, Ids, Marks, Memory, Numbers, Positions, Stream
+from jax_tformer.model.parameters import (
+    Count,
+    Dropout,
+    DropoutKey,
+    Ids,
+    Marks,
+    Memory,
+    Numbers,
+    Positions,
+    Stream,
+    layer_keys,
+)
 from jax_tformer.scan import loop_layers, scan_layers
 
 Masks = dict[int | None, Mask]
@@ -38,7 +48,8 @@ class Block(nnx.Module):
     """One layer: post-norm as in the paper, norm(x + f(x)), pre-norm, x + f(norm(x)), or x + norm'(f(norm(x)))."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, cross: bool) -> None:
-        sandwich, branches = stack.norm_placement == "sandwich", stack.num_layers * (3 if cross else 2)
+        sandwich = stack.norm_placement == "sandwich"
+        branches = stack.num_layers * (3 if cross else 2)
         self.self_attention = Attention(config, stack, residual_branches=branches)
         self.self_attention_norm = Norm(config, stack)
         self.self_attention_output_norm = Norm(config, stack) if sandwich else identity
@@ -51,7 +62,8 @@ class Block(nnx.Module):
         self.feedforward_norm = Norm(config, stack)
         self.feedforward_output_norm = Norm(config, stack) if sandwich else identity
         self.feedforward_residual_dropout = Dropout(config.dropout.residual)
-        self.placement, self.parallel = stack.norm_placement, stack.parallel
+        self.placement = stack.norm_placement
+        self.parallel = stack.parallel
 
     def __call__(
         self,
@@ -68,7 +80,9 @@ class Block(nnx.Module):
 
         `memory` is the encoder's output. If it is None, a cache provides its keys and values.
         """
-        entering, (own, cross), cross_weights = x, cache or (None, None), None
+        entering = x
+        own, cross = cache or (None, None)
+        cross_weights = None
         h = self._before(x, self.self_attention_norm)
         h, weights, own = self.self_attention(h, h, mask, rotation, dropout_key, own, capture)
         h = self.self_attention_residual_dropout(self.self_attention_output_norm(h), dropout_key)
@@ -103,7 +117,9 @@ class Stack(nnx.Module):
         self.relative_positions = RelativePositions(config, stack) if stack.positions == "relative" else None
         self.final_norm = Norm(config, stack) if stack.final_norm else identity
         self.final_dropout = Dropout(config.dropout.final)
-        self.config, self.stack, self.causal = config, stack, causal
+        self.config = config
+        self.stack = stack
+        self.causal = causal
 
     def __call__(
         self,
@@ -125,7 +141,8 @@ class Stack(nnx.Module):
         def layer(block: Block, x: Array, window: int | None, key: Array | None, cache: LayerCache | None) -> Any:
             return block(x, masks[window], rotations[window], memory, memory_mask, key, cache, capture)
 
-        keys, windows = layer_keys(dropout_key, self.stack.num_layers), self.stack.windows
+        keys = layer_keys(dropout_key, self.stack.num_layers)
+        windows = self.stack.windows
         if cache is None:
             x, captured = scan_layers(layer, self.blocks, x, windows, keys, self.config.compute)
         else:
@@ -145,12 +162,14 @@ class Stack(nnx.Module):
 
         With a cache, in which `tokens` have their slots already, they see also those before them.
         """
-        first: Int[Array, ""] | int = 0
+        first: Count | int = 0
         slots = length = tokens.shape[1]
         prefixes = None if prefix is None else (prefix, prefix)
         if cache is not None:
             # `place_tokens` has given `tokens` their slots and counted them as filled: the first is that many before.
-            is_token, slots, first = cache.is_token, cache.is_token.shape[1], cache.filled - length
+            is_token = cache.is_token
+            slots = cache.is_token.shape[1]
+            first = cache.filled - length
             if prefix is not None:
                 nothing = jnp.zeros_like(is_token)
                 prefixes = prefix, jax.lax.dynamic_update_slice_in_dim(nothing, prefix, first, axis=1)

@@ -13,10 +13,10 @@ from jaxtyping import Array, Float, Int
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.layers import Norm, identity
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import (
+    Dropout,
     DropoutKey,
     Ids,
     Numbers,
@@ -61,12 +61,7 @@ class InputEmbedding(nnx.Module):
         self.stack = stack
 
     def __call__(
-        self,
-        ids: Ids,
-        positions: Positions,
-        table: Table,
-        types: Numbers = None,
-        dropout_key: DropoutKey = None,
+        self, ids: Ids, positions: Positions, table: Table, types: Numbers = None, dropout_key: DropoutKey = None
     ) -> Stream:
         """Embeds `ids` by `table`; raises InputError if the sequence is longer than `max_positions`."""
         x = table(ids)
@@ -113,7 +108,8 @@ def scaled(denominator: Float[Array, " W"], scaling: RotaryConfig) -> Float[Arra
     if scaling.scaling == "linear":
         return denominator * scaling.factor
     turns = scaling.original_positions / (2 * math.pi * denominator)
-    low, high = scaling.low_frequency_factor, scaling.high_frequency_factor
+    low = scaling.low_frequency_factor
+    high = scaling.high_frequency_factor
     kept = jnp.clip((turns - low) / (high - low), 0, 1)
     return denominator / (kept + (1 - kept) / scaling.factor)
 
@@ -146,7 +142,8 @@ def rotary_angles(
     """Computes the rotary angles of `positions` for all layers with this window; None without rotary positions."""
     if stack.positions != "rotary":
         return None
-    width, dtype = stack.rotary.width or config.head_width(stack), dtype_of(config.compute.dtype)
+    width = stack.rotary.width or config.head_width(stack)
+    dtype = dtype_of(config.compute.dtype)
     if window is not None and stack.rotary.window_base is not None:
         angle = angles(positions, width, stack.rotary.window_base, dtype)
     else:
@@ -165,7 +162,8 @@ def rotate(x: Float[Array, "B T H C"], rotation: Rotation | None) -> Float[Array
     cosine, sine = (part[:, :, None, :] for part in rotation)
     half = cosine.shape[-1]
     high = x.astype(cosine.dtype)
-    first, second = high[..., :half], high[..., half : 2 * half]
+    first = high[..., :half]
+    second = high[..., half : 2 * half]
     turned = [first * cosine - second * sine, second * cosine + first * sine]
     rest = [] if 2 * half == x.shape[-1] else [high[..., 2 * half :]]
     return jnp.concatenate(turned + rest, axis=-1).astype(x.dtype)
@@ -181,7 +179,8 @@ class RelativePositions(nnx.Module):
     def __init__(self, config: TransformerConfig, stack: StackConfig) -> None:
         shape = (stack.relative_buckets, stack.num_heads)
         self.embedding = parameter(shape, config, Start("normal", config.initializer_std))
-        self.max_distance, self.dtype = stack.relative_max_distance, config.compute.dtype
+        self.max_distance = stack.relative_max_distance
+        self.dtype = config.compute.dtype
 
     def __call__(self, mask: Mask, length: int, slots: int) -> Float[Array, "1 H T S"]:
         """Returns the bias of `length` queries and `slots` keys, in at least float32.

@@ -17,10 +17,9 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import AttentionImplementation
-from jax_tformer.config.errors import InputError, require
-from jax_tformer.model.dropout import drop
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import accumulator, context_parts
+from jax_tformer.model.parameters import KeyHeads, Queries, Shape, accumulator, context_parts, drop
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 Attend = Callable[..., tuple[Array, Any]]
@@ -52,13 +51,14 @@ def lookup(
 
 
 def choose_implementation(
-    platform: str, dtype: jnp.dtype, query: tuple[int, ...], key: tuple[int, ...], mask: Mask, *, drops: bool
+    platform: str, dtype: jnp.dtype, query: Shape, key: Shape, mask: Mask, *, drops: bool
 ) -> AttentionImplementation:
     """Chooses the implementation for "auto" from the shapes of queries, `[B, T, H, C]`, and keys, `[B, S, K, C]`.
 
     `platform` is JAX's name of the kind of device ("cpu", "gpu", "tpu").
     """
-    width, lengths = query[3], (query[1], key[1])
+    width = query[3]
+    lengths = (query[1], key[1])
     if platform == "cpu" or context_parts() > 1:
         return "blocks"
     if platform == "gpu" and dtype in (jnp.bfloat16, jnp.float16) and width % 8 == 0 and width <= 128:
@@ -105,8 +105,8 @@ def block_length(length: int) -> int:
 
 def attend_in_rows(
     query: Float[Array, "N T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
+    key: KeyHeads,
+    value: KeyHeads,
     mask: Mask,
     scale: float,
     dropout_rate: float = 0.0,
@@ -122,14 +122,16 @@ def attend_in_rows(
     key, value = (x.transpose(0, 2, 1, 3).reshape(-1, slots, width) for x in (key, value))
     groups = query.shape[2] // heads
     apart = query.reshape(batch, -1, heads, groups, width).transpose(0, 2, 3, 1, 4)
-    queries, length = apart.reshape(len(key), groups, -1, width), apart.shape[3]
+    queries = apart.reshape(len(key), groups, -1, width)
+    length = apart.shape[3]
     skips = (mask.causal or mask.window is not None) and isinstance(mask.first, int)
     step = block_length(length) if skips else length
     outputs = []
     for start in range(0, length, step):
         block = range(start, min(start + step, length))
         span = mask.spanned(block, slots)
-        rows, columns = slice(block.start, block.stop), slice(span.start, span.stop)
+        rows = slice(block.start, block.stop)
+        columns = slice(span.start, span.stop)
         part = queries[:, :, rows].reshape(len(key), -1, width)
         scores = jnp.einsum("rtc,rsc->rts", part, key[:, columns], preferred_element_type=accumulator(query.dtype))
         apart_by_head = (scores * scale).reshape(batch, -1, len(block), len(span))
@@ -170,7 +172,8 @@ def share_queries(compute: Attend) -> Attend:
             return jnp.moveaxis(x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :]), axis + devices, 0)
 
         nothing = None, None
-        segments, prefix = mask.segments or nothing, mask.prefix or nothing
+        segments = mask.segments or nothing
+        prefix = mask.prefix or nothing
         asking = *(split(x, 1) for x in (query, segments[0], prefix[0])), split(keep, 2), split(mask.bias, 2)
         answering = key, value, segments[1], prefix[1], mask.is_token
 
@@ -193,7 +196,8 @@ def share_queries(compute: Attend) -> Attend:
             )
             return compute(query, key, value, seen, scale, dropout_rate, keep)[0][None]
 
-        one, all_keys = PartitionSpec("context"), PartitionSpec()
+        one = PartitionSpec("context")
+        all_keys = PartitionSpec()
         on_devices = jax.shard_map(attend_to_all, in_specs=(one, all_keys), out_specs=one, axis_names={"context"})
         found = on_devices(asking, answering)
         return jnp.moveaxis(found, 0, 1 + devices).reshape(query.shape), None
@@ -202,13 +206,8 @@ def share_queries(compute: Attend) -> Attend:
 
 
 def attend_by_cudnn(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
-    mask: Mask,
-    scale: float,
-    *_: Any,
-) -> tuple[Float[Array, "B T H C"], None]:
+    query: Queries, key: KeyHeads, value: KeyHeads, mask: Mask, scale: float, *_: Any
+) -> tuple[Queries, None]:
     """Computes `attend`; raises InputError if cuDNN cannot.
 
     It supports causal attention, with or without a window. JAX makes a bias of the booleans of any other mask.
@@ -216,7 +215,8 @@ def attend_by_cudnn(
     simple = mask.prefix is None and mask.segments is None and (mask.window is None or mask.is_token is None)
     causal = mask.causal and simple
     window = None if mask.window is None or not causal else (mask.window - 1, 0)
-    rest, lengths = Mask(is_token=mask.is_token) if causal else mask, (query.shape[1], key.shape[1])
+    rest = Mask(is_token=mask.is_token) if causal else mask
+    lengths = (query.shape[1], key.shape[1])
     allowed = rest.boolean(*lengths)
     allowed = None if allowed is None else jnp.broadcast_to(allowed, (*allowed.shape[:2], *lengths))
     try:
@@ -232,27 +232,24 @@ def attend_by_cudnn(
         )
     except (NotImplementedError, RuntimeError, ValueError) as error:
         raise InputError(
-            f"attention is 'cudnn', which cannot compute this here ({' '.join(str(error).split())}); expected 'einsum'"
+            f"attention is 'cudnn', which cannot compute this here ({reason_of(error)}); expected 'einsum'"
         ) from error
     # Not named for `rematerialize`, whose policy keeps all results of this kernel.
     return _without_blind(output, key.shape[1], mask), None
 
 
 def attend_by_pallas(
-    query: Float[Array, "B T H C"],
-    key: Float[Array, "B S K C"],
-    value: Float[Array, "B S K C"],
-    mask: Mask,
-    scale: float,
-    *_: Any,
-) -> tuple[Float[Array, "B T H C"], None]:
+    query: Queries, key: KeyHeads, value: KeyHeads, mask: Mask, scale: float, *_: Any
+) -> tuple[Queries, None]:
     """Computes `attend`; padding becomes a segment of its own.
 
     The compiler cannot split a kernel over a mesh itself: here each device calls it for its own sequences, and for its
     own heads if the heads divide over the tensor axis, otherwise for all heads. Raises InputError for lengths that the
     kernel cannot take, and for rows that the devices cannot share.
     """
-    lengths, rows, ways = (query.shape[1], key.shape[1]), len(query), _row_parts()
+    lengths = (query.shape[1], key.shape[1])
+    rows = len(query)
+    ways = _row_parts()
     require(
         not any(length % BLOCK for length in lengths),
         f"attention is 'pallas', for lengths that {BLOCK} divides, and these are {lengths[0]} and {lengths[1]}; "
@@ -272,12 +269,12 @@ def attend_by_pallas(
         key_segments = jnp.where(mask.is_token, 0 if key_segments is None else key_segments, jnp.iinfo(jnp.int32).min)
 
     def compute(
-        query: Float[Array, "B T H C"],
-        key: Float[Array, "B S K C"],
-        value: Float[Array, "B S K C"],
+        query: Queries,
+        key: KeyHeads,
+        value: KeyHeads,
         q_segments: Int[Array, "B T"] | None,
         k_segments: Int[Array, "B S"] | None,
-    ) -> Float[Array, "B T H C"]:
+    ) -> Queries:
         # Imported here, because it takes half a second and only TPUs need it.
         from jax.experimental.pallas.ops.tpu import flash_attention
 
@@ -314,7 +311,7 @@ def _row_parts() -> int:
     return 1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
-def _without_blind(output: Float[Array, "B T H C"], slots: int, mask: Mask) -> Float[Array, "B T H C"]:
+def _without_blind(output: Queries, slots: int, mask: Mask) -> Queries:
     """Zeroes queries that may attend to nothing, and their gradients; the kernels alone would average padding."""
     if mask.is_token is None and (mask.causal or mask.segments is None):
         # Every query sees itself, or all keys.
@@ -341,7 +338,8 @@ def multiply_by_rows(
     parts = next((count for count in range(2, 65) if len(matrix) % count == 0), 1)
     if len(x) > FEW_ROWS or parts == 1 or jax.default_backend() != "cpu":
         return jnp.matmul(x, matrix.T, preferred_element_type=dtype)
-    apart, repeated = matrix.reshape(parts, -1, x.shape[1]), jnp.broadcast_to(x, (parts, *x.shape))
+    apart = matrix.reshape(parts, -1, x.shape[1])
+    repeated = jnp.broadcast_to(x, (parts, *x.shape))
     return jnp.einsum("goi,gni->gon", apart, repeated, preferred_element_type=dtype).reshape(-1, len(x)).T
 
 

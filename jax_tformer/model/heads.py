@@ -5,11 +5,19 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.embedding import Table
 from jax_tformer.model.fast import multiply_new_tokens
 from jax_tformer.model.layers import Linear, Norm, activate, identity, soft_cap
-from jax_tformer.model.parameters import ZEROS, DropoutKey, Stream, accumulator, dtype_of, parameter, projection_start
+from jax_tformer.model.parameters import (
+    ZEROS,
+    Dropout,
+    DropoutKey,
+    Stream,
+    accumulator,
+    dtype_of,
+    parameter,
+    projection_start,
+)
 
 
 class Head(nnx.Module):
@@ -20,15 +28,18 @@ class Head(nnx.Module):
 
     def __init__(self, config: TransformerConfig) -> None:
         assert config.vocab_size is not None
-        stack, width = config.output_stack, config.d_model
+        stack = config.output_stack
+        width = config.d_model
         transform = config.head == "transform"
         self.dense = Linear((width,), (width,), config, bias=True) if transform else None
         self.norm = Norm(config, stack) if transform else identity
         start = projection_start(config, width, config.vocab_size)
         self.kernel = None if config.tied_head else parameter((width, config.vocab_size), config, start)
         self.bias = parameter((config.vocab_size,), config, ZEROS) if config.head_bias else None
-        self.activation, self.dtype = stack.activation, config.compute.dtype
-        self.scale, self.cap = config.d_model**-0.5 if config.head_scale else None, config.cap
+        self.activation = stack.activation
+        self.dtype = config.compute.dtype
+        self.scale = config.d_model**-0.5 if config.head_scale else None
+        self.cap = config.cap
 
     def transform(self, x: Stream) -> Stream:
         """Returns the input of the vocabulary projection."""
@@ -42,7 +53,8 @@ class Head(nnx.Module):
 
     def __call__(self, x: Stream, table: Table) -> Float[Array, "B T V"]:
         """Computes the logits of what `transform` returns, in at least float32; a tied head uses `table`."""
-        dtype, high = dtype_of(self.dtype), accumulator(x.dtype)
+        dtype = dtype_of(self.dtype)
+        high = accumulator(x.dtype)
         if self.kernel is None:
             logits = multiply_new_tokens(x, table.embedding[...].astype(dtype), high)
         else:
@@ -86,8 +98,10 @@ class Classifier(nnx.Module):
 
     def __call__(self, x: Float[Array, "B ... D"], dropout_key: DropoutKey = None) -> Float[Array, "B ... classes"]:
         """Computes logits in at least float32."""
-        x, dtype = self.dropout(x, dropout_key), dtype_of(self.dtype)
-        flat, kernel = x.reshape(-1, x.shape[-1]), self.kernel[...].astype(dtype)
+        x = self.dropout(x, dropout_key)
+        dtype = dtype_of(self.dtype)
+        flat = x.reshape(-1, x.shape[-1])
+        kernel = self.kernel[...].astype(dtype)
         logits = jnp.matmul(flat, kernel, preferred_element_type=accumulator(dtype))
         logits = logits + self.bias[...].reshape(1, -1).astype(logits.dtype)
         return logits.reshape(*x.shape[:-1], -1)

@@ -15,11 +15,12 @@ from jaxtyping import Array, Float
 
 from jax_tformer.config import Activation, CapForm, LoraTarget, StackConfig, TransformerConfig
 from jax_tformer.lora import adapter
-from jax_tformer.model.dropout import Dropout
 from jax_tformer.model.parameters import (
     ONES,
     ZEROS,
+    Dropout,
     DropoutKey,
+    Shape,
     Stream,
     accumulator,
     context_parts,
@@ -41,8 +42,8 @@ class Linear(nnx.Module):
 
     def __init__(
         self,
-        inputs: tuple[int, ...],
-        outputs: tuple[int, ...],
+        inputs: Shape,
+        outputs: Shape,
         config: TransformerConfig,
         *,
         bias: bool,
@@ -54,11 +55,14 @@ class Linear(nnx.Module):
         self.kernel = parameter(inputs + outputs, config, start)
         self.bias = parameter(outputs, config, ZEROS) if bias else None
         self.lora = adapter(inputs, outputs, config, target)
-        self.dtype, self.inputs, self.outputs = config.compute.dtype, inputs, outputs
+        self.dtype = config.compute.dtype
+        self.inputs = inputs
+        self.outputs = outputs
 
     def __call__(self, x: Float[Array, "..."], dropout_key: DropoutKey = None) -> Float[Array, "..."]:
         """Projects `[..., *inputs]` to `[..., *outputs]`."""
-        dtype, width = dtype_of(self.dtype), math.prod(self.inputs)
+        dtype = dtype_of(self.dtype)
+        width = math.prod(self.inputs)
         leading = x.shape[: x.ndim - len(self.inputs)]
         # The compiler cannot flatten rows that are split over devices along both axes.
         x = x.reshape(*(leading if context_parts() > 1 else (-1,)), width).astype(dtype)
@@ -87,7 +91,9 @@ class Norm(nnx.Module):
         shape = (width or config.d_model,)
         self.scale = parameter(shape, config, ZEROS if stack.norm_unit_offset else ONES) if scales else None
         self.bias = parameter(shape, config, ZEROS) if scales and stack.norm_bias else None
-        self.kind, self.eps, self.offset = stack.norm, stack.norm_eps, stack.norm_unit_offset
+        self.kind = stack.norm
+        self.eps = stack.norm_eps
+        self.offset = stack.norm_unit_offset
 
     def __call__(self, x: Float[Array, "B T *D"]) -> Float[Array, "B T *D"]:
         """Normalises over the last axis."""
@@ -108,7 +114,9 @@ class FeedForward(nnx.Module):
     """down(activation(up(x))) (paper, section 3.3), or down(activation(gate(x)) * up(x)) (Shazeer, 2020)."""
 
     def __init__(self, config: TransformerConfig, stack: StackConfig, *, residual_branches: int) -> None:
-        model, inner, bias = (config.d_model,), (stack.feedforward_width,), stack.feedforward_bias
+        model = (config.d_model,)
+        inner = (stack.feedforward_width,)
+        bias = stack.feedforward_bias
         self.gate = Linear(model, inner, config, bias=bias, target="gate") if stack.gated else None
         self.up = Linear(model, inner, config, bias=bias, target="up")
         self.down = Linear(inner, model, config, bias=bias, residual_branches=residual_branches, target="down")
@@ -136,7 +144,8 @@ def activate(x: Array, activation: Activation) -> Array:
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "silu": jax.nn.silu,
     }
-    function, high = functions[activation], accumulator(x.dtype)
+    function = functions[activation]
+    high = accumulator(x.dtype)
     if x.dtype == high or activation == "relu":
         return function(x)
     # The backward pass keeps only x, in its own type, and no intermediate values in float32.

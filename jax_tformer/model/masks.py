@@ -10,11 +10,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.model.layers import soft_cap
-from jax_tformer.model.parameters import Ids, Marks, Numbers, Positions, SourceIds, SourceMarks
+from jax_tformer.model.parameters import Count, Ids, Marks, Numbers, Positions, Shape, SourceIds, SourceMarks
 
 
 @dataclass(frozen=True)
@@ -31,9 +31,9 @@ class Mask:
     """Allows keys of the query's own segment, such as a document: the segment numbers of queries and of keys."""
     prefix: tuple[Bool[Array, "B T"], Bool[Array, "B S"]] | None = None
     """If causal, queries in the prefix (True) also see later keys in the prefix (Raffel et al., 2020)."""
-    first: Int[Array, ""] | int = 0
+    first: Count | int = 0
     """The place of the first query: 0, or the first free slot of a cache."""
-    stripe: tuple[Int[Array, ""] | int, int] = (0, 1)
+    stripe: tuple[Count | int, int] = (0, 1)
     """(i, n): the queries are those at places `first` + i + n t, one of the n stripes that devices share."""
     bias: Float[Array, "#B #H #T #S"] | None = None
     """Added to the scaled scores; hides nothing."""
@@ -97,8 +97,10 @@ class Mask:
         seen = self.boolean(length, slots, rows, columns)
         if seen is not None and self.causal and self.is_token is None:
             # Every row sees itself, so none is empty. Then adding is enough, and costs nothing in the backward pass.
-            zero, never = jnp.zeros((), scores.dtype), jnp.full((), -jnp.inf, scores.dtype)
-            scores, seen = scores + jnp.where(seen, zero, never), None
+            zero = jnp.zeros((), scores.dtype)
+            never = jnp.full((), -jnp.inf, scores.dtype)
+            scores = scores + jnp.where(seen, zero, never)
+            seen = None
         return masked_softmax(scores, seen)
 
 
@@ -115,7 +117,7 @@ def position_ids(tokens: Ids, is_token: Marks, segments: Numbers = None) -> Posi
     return jnp.maximum(so_far - before - 1, 0)
 
 
-def require_mask(name: str, mask: Array | None, shape: tuple[int, ...]) -> None:
+def require_mask(name: str, mask: Array | None, shape: Shape) -> None:
     """Raises InputError unless the mask, if there is one, has the shape of the tokens that it marks."""
     if mask is not None and jnp.shape(mask) != shape:
         what = ": True at tokens, False at padding" if name.endswith("mask") else ""
@@ -140,6 +142,7 @@ def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T 
 
 @masked_softmax.defjvp
 def _masked_softmax_jvp(primals: tuple[Array, Array | None], tangents: tuple[Any, Any]) -> tuple[Array, Array]:
-    weights, (slope, _) = masked_softmax(*primals), tangents
+    weights = masked_softmax(*primals)
+    slope, _ = tangents
     moved = weights * slope
     return weights, moved - weights * moved.sum(-1, keepdims=True)

@@ -1,4 +1,6 @@
-"""The arrays of a model: the shapes that its functions share, and how parameters are declared and drawn.
+"""The arrays of a model: the shapes that its functions share, how parameters are declared and drawn, and dropout.
+
+Whatever is drawn has a name, from which its numbers follow, inside a model and outside.
 
 One table says what each axis of each parameter is; sharding, weight decay, LoRA and the names of weights read it. D
 model width, H heads, K key/value heads, C head width, F feed-forward width, V vocabulary, N classes, P positions, Y
@@ -11,20 +13,22 @@ import math
 import zlib
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import partial
+from functools import partial, reduce
 from itertools import pairwise
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
-from flax import nnx
+from flax import nnx, traverse_util
 from jax.sharding import get_abstract_mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
 from jax_tformer.config import TransformerConfig
 
-DropoutKey = Key[Array, ""] | None
+Model = TypeVar("Model", bound=nnx.Module)
+RandomKey = Key[Array, ""]
+DropoutKey = RandomKey | None
 """Turns dropout on: of the forward pass or, inside a layer, of the layer."""
 Ids = Int[Array, "B T"]
 Marks = Bool[Array, "B T"] | None
@@ -39,6 +43,13 @@ Stream = Float[Array, "B T D"]
 """The residual stream, and what enters and leaves the parts of a layer."""
 Memory = Float[Array, "B S D"] | None
 """The encoder's output; None: the cache holds its keys and values."""
+Shape = tuple[int, ...]
+"""The lengths of axes."""
+Queries = Float[Array, "B T H C"]
+KeyHeads = Float[Array, "B S K C"]
+"""Keys or values."""
+Count = Int[Array, ""]
+Scalar = Float[Array, ""]
 
 AXES = {
     "query.kernel": "D -> H C",
@@ -109,6 +120,16 @@ def as_matrix(path: str, x: Array) -> Array:
     return x.reshape(*x.shape[:first], *(math.prod(x.shape[start:end]) for start, end in pairwise(ends)))
 
 
+def flatten(params: dict[str, Any]) -> dict[str, Any]:
+    """Returns the leaves of a nested dict by path, such as `decoder.blocks.feedforward.up.kernel`."""
+    return dict(traverse_util.flatten_dict(params, sep="."))
+
+
+def unflatten(leaves: dict[str, Any]) -> dict[str, Any]:
+    """Inverts `flatten`."""
+    return dict(traverse_util.unflatten_dict(leaves, sep="."))
+
+
 def dtype_of(name: str) -> jnp.dtype:
     """Returns the dtype called `name`; raises ValueError for float64 if JAX would silently use float32."""
     if name == "float64" and not jax.config.read("jax_enable_x64"):
@@ -134,10 +155,11 @@ class Start:
     size: float
 
 
-ZEROS, ONES = Start("constant", 0.0), Start("constant", 1.0)
+ZEROS = Start("constant", 0.0)
+ONES = Start("constant", 1.0)
 
 
-def parameter(shape: tuple[int, ...], config: TransformerConfig, start: Start) -> nnx.Param[Array]:
+def parameter(shape: Shape, config: TransformerConfig, start: Start) -> nnx.Param[Array]:
     """Declares a parameter that starts as `start`; it is zero until `draw` fills it."""
     return nnx.Param(jnp.zeros(shape, dtype_of(config.compute.parameter_dtype)), start=start)
 
@@ -152,12 +174,12 @@ def projection_start(config: TransformerConfig, fan_in: int, fan_out: int, scale
 class Declared(NamedTuple):
     """The declaration of a parameter."""
 
-    shape: tuple[int, ...]
+    shape: Shape
     dtype: jnp.dtype
     start: Start
 
 
-def draw(key: Key[Array, ""], declared: Mapping[str, Declared]) -> dict[str, Array]:
+def draw(key: RandomKey, declared: Mapping[str, Declared]) -> dict[str, Array]:
     """Draws parameters by path. Each one depends only on the key and on its path, shape and start.
 
     Drawing outside the modules lets parameters of one size share a compiled generator, which is most of the cost of
@@ -181,7 +203,69 @@ def draw(key: Key[Array, ""], declared: Mapping[str, Declared]) -> dict[str, Arr
     return drawn
 
 
-def _draw_standard(key: Key[Array, ""], *, kind: str, size: int, dtype: jnp.dtype) -> Array:
+def _draw_standard(key: RandomKey, *, kind: str, size: int, dtype: jnp.dtype) -> Array:
     if kind == "normal":
         return jax.random.normal(key, (size,), dtype)
     return jax.random.uniform(key, (size,), dtype, -1, 1)
+
+
+class Dropout(nnx.Module):
+    """Zeroes elements with probability `rate` and divides the others by 1 - rate (paper, section 5.4).
+
+    Without a key, drops nothing.
+    """
+
+    site: str
+    """Its path in the model, which `name_sites` gives it."""
+
+    def __init__(self, rate: float) -> None:
+        self.rate = rate
+
+    def __call__(self, x: Float[Array, "..."], key: DropoutKey) -> Float[Array, "..."]:
+        """Drops elements of x; `key` is that of the forward pass or, inside a layer, of the layer."""
+        return drop(x, self.rate, self.keep(key, x.shape))
+
+    def keep(self, key: DropoutKey, shape: Shape) -> Bool[Array, "..."] | None:
+        """Draws the mask of an array of this shape, True = kept; None if nothing is dropped."""
+        return None if key is None or self.rate == 0 else keep_mask(site_key(key, self.site), self.rate, shape)
+
+
+def drop(x: Array, rate: float, keep: Bool[Array, "..."] | None) -> Array:
+    """Zeroes elements that `keep` drops and divides the rest by 1 - rate; with None, returns x unchanged."""
+    return x if keep is None else jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
+
+
+def name_sites(model: Model) -> Model:
+    """Gives every dropout site of the model its name, such as `decoder.blocks.feedforward.dropout`."""
+    for path, module in nnx.iter_modules(model):
+        if isinstance(module, Dropout):
+            module.site = ".".join(map(str, path))
+    return model
+
+
+def site_key(key: RandomKey, site: str) -> RandomKey:
+    """Returns the key of a site: that of the forward pass, folded with the layer's number, then with the name.
+
+    From outside, `decoder.blocks.3.feedforward.dropout` names a site with its layer.
+    """
+    parts = site.split(".")
+    key = reduce(layer_key, (int(part) for part in parts if part.isdigit()), key)
+    return jax.random.fold_in(key, zlib.crc32(".".join(part for part in parts if not part.isdigit()).encode()))
+
+
+def layer_key(key: RandomKey, layer: int | Array) -> RandomKey:
+    """Returns the key of one layer of a stack."""
+    return jax.random.fold_in(key, layer)
+
+
+def layer_keys(key: DropoutKey, layers: int) -> Key[Array, " L"] | None:
+    """Returns the keys of all layers of a stack; None without dropout."""
+    return None if key is None else jax.vmap(layer_key, (None, 0))(key, jnp.arange(layers))
+
+
+def keep_mask(key: RandomKey, rate: float, shape: Shape) -> Bool[Array, "..."]:
+    """Draws True (kept) with probability 1 - rate for each element."""
+    # Drawn flat, then reshaped: XLA on CPU takes six times as long to compile a generator of four axes. Devices that
+    # share the positions of a row can draw their parts, the same numbers, only of an array with its axes.
+    drawn = shape if context_parts() > 1 else (math.prod(shape),)
+    return jax.random.bernoulli(key, 1 - rate, drawn).reshape(shape)

@@ -222,8 +222,10 @@ class EncoderDecoder(nnx.Module):
         if cache is not None:
             cache = cache if memory is None else cache._replace(source_is_token=source_mask)
             source_mask = cache.source_is_token
-        message = "there are segments of one side alone; expected source_segments and target_segments, or neither"
-        require((source_segments is None) == (target_segments is None), message)
+        require(
+            (source_segments is None) == (target_segments is None),
+            "there are segments of one side alone; expected source_segments and target_segments, or neither",
+        )
         segments = None if source_segments is None or target_segments is None else (target_segments, source_segments)
         memory_mask = Mask(is_token=source_mask, segments=segments, cap=self.decoder.stack.score_cap)
         x = self.target_embedding(target, positions, self.table, None, dropout_key)

@@ -86,14 +86,16 @@ def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
     the data of `preset`.
     """
     folder = user_path(init)
-    if not folder.is_dir():
-        raise InputError(f"there is no folder {folder}; expected that of a Hugging Face model after --init")
+    require(folder.is_dir(), f"there is no folder {folder}; expected that of a Hugging Face model after --init")
     origin = read_origin(folder)
     # The arrays tell what config.json does not, such as whether a T5 has a head of its own.
-    model, data = config_from_huggingface(origin.config, open_tensors(folder)), preset.data
+    model = config_from_huggingface(origin.config, open_tensors(folder))
+    data = preset.data
     _require_kind(folder, origin, model, preset)
-    if not (folder / "tokenizer.json").exists():
-        raise InputError(f"{folder} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes")
+    require(
+        (folder / "tokenizer.json").exists(),
+        f"{folder} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes",
+    )
     tokenizer = TokenizerConfig("huggingface", name=init)
     if isinstance(data, PairData):
         data = replace(
@@ -126,7 +128,8 @@ def require_same_architecture(experiment: ExperimentConfig, begun: ExperimentCon
 
 
 def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset: ExperimentConfig) -> None:
-    wanted, kind = preset.data.kind, trains_on(model)
+    wanted = preset.data.kind
+    kind = trains_on(model)
     require(
         kind == wanted,
         f"{folder} holds a {origin.architecture}, which trains on {kind}; expected a model for {wanted}; "
@@ -153,7 +156,8 @@ def new_tokenizer(experiment: ExperimentConfig) -> Tokenizer:
     if experiment.init is None:
         tokenizer = build_tokenizer_for(experiment.data)
     else:
-        folder, translates = user_path(experiment.init), isinstance(experiment.data, PairData)
+        folder = user_path(experiment.init)
+        translates = isinstance(experiment.data, PairData)
         defaults, _ = defaults_of(read_origin(folder), folder, translates=translates, vocabulary=vocabulary)
         tokenizer = load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
     check_vocabulary(tokenizer, vocabulary or tokenizer.vocab_size)
@@ -178,7 +182,8 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
     meanings = dict(_MEANINGS)
     if run.optimizer.schedule in ("cosine", "linear", "warmup_stable_decay"):
         meanings["training.steps"] = _FALLING
-    notes, refused = [], []
+    notes = []
+    refused = []
     for name, (before, now) in fields.items():
         told = f"{name}: {json.dumps(before)} -> {json.dumps(now)}"
         meaning = meanings.get(name) or meanings.get(name.partition(".")[0])
@@ -221,8 +226,13 @@ class Resumption:
         self, run: RunFolder, checkpoints: Checkpoints, fingerprint: str, experiment: ExperimentConfig, started: float
     ) -> None:
         self._run = run
-        self._checkpoints, self._fingerprint, self._experiment = checkpoints, fingerprint, experiment
-        self._earlier, self._started, self._best, self._saved = 0.0, started, math.inf, 0
+        self._checkpoints = checkpoints
+        self._fingerprint = fingerprint
+        self._experiment = experiment
+        self._earlier = 0.0
+        self._started = started
+        self._best = math.inf
+        self._saved = 0
         self._frozen_saved = False
         self.notes: list[str] = []
         """The damaged checkpoints that were skipped, and why."""
@@ -243,10 +253,12 @@ class Resumption:
         restored = self._checkpoints.restore(wanted)
         if restored is None:
             return None
-        extra, reached = restored.extra, restored.step
+        extra = restored.extra
+        reached = restored.step
         self._run.require_recorded(extra, reached)
         try:
-            fingerprint, self._earlier = extra["fingerprint"], float(extra["seconds"])
+            fingerprint = extra["fingerprint"]
+            self._earlier = float(extra["seconds"])
             planned = extra["config"]["training"]["steps"]
             batches.set_state(extra["batches"])
         except (LookupError, TypeError, ValueError) as error:
@@ -255,17 +267,18 @@ class Resumption:
                 f"the checkpoint of step {reached} does not hold all that training continues from ({error}); "
                 "start a new run with --run"
             ) from error
-        if fingerprint != self._fingerprint:
-            raise InputError(
-                "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run"
-            )
+        require(
+            fingerprint == self._fingerprint,
+            "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run",
+        )
         steps = self._experiment.training.steps
         if reached > steps or (reached == steps != planned):
             raise InputError(
                 f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
                 "(--report shows the results of a run)"
             )
-        self._best, self._frozen_saved = self._checkpoints.best_loss(), True
+        self._best = self._checkpoints.best_loss()
+        self._frozen_saved = True
         self.notes += restored.skipped
         arrays = restored.state
         arrays["params"] = join_adapters(arrays["params"], self._run.load_frozen(frozen, extra))

@@ -42,7 +42,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import read_json, require_writable, sync, write_json
 from jax_tformer.model.parameters import accumulator
 from jax_tformer.training.processes import active, ask_first, is_first
@@ -91,7 +91,8 @@ class Checkpoints:
         one that never had any. Raises InputError if the folder is not writable.
         """
         self._folder = folder.absolute()
-        self._keep, self._record = keep, record
+        self._keep = keep
+        self._record = record
         self._damaged: set[int] = set()
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
@@ -142,13 +143,15 @@ class Checkpoints:
 
     def keep(self) -> None:
         """Finishes the step that `begin` started, if any, in the background; then deletes old steps."""
-        begun, self._begun = self._begun, None
+        begun = self._begun
+        self._begun = None
         if begun is not None:
             self._running = self._background.submit(self._finish, begun)
 
     def drop(self) -> None:
         """Removes a save that was begun and not kept, if any; returns when nothing is being written."""
-        begun, self._begun = self._begun, None
+        begun = self._begun
+        self._begun = None
         if begun is not None:
             try:
                 begun.response.result()
@@ -160,7 +163,8 @@ class Checkpoints:
 
         Raises what went wrong in the background: InputError if the disk or the folder was the cause.
         """
-        running, self._running = self._running, None
+        running = self._running
+        self._running = None
         if running is not None:
             # First its own: another process, which waits for this one to have written, would wait in vain.
             running.result()
@@ -248,9 +252,8 @@ class Checkpoints:
             _remove_unfinished(pending)
             # TensorStore reports a full disk as a ValueError that carries the system's error number in its text.
             if isinstance(error, OSError) or "os_error_code" in str(error):
-                reason = " ".join(str(error).split())
                 raise InputError(
-                    f"the checkpoint of step {step} could not be written to {self._folder}: {reason}; "
+                    f"the checkpoint of step {step} could not be written to {self._folder}: {reason_of(error)}; "
                     "make room or mend the folder, then start again: older checkpoints are untouched"
                 ) from error
             raise
@@ -306,11 +309,11 @@ def load_parameters(folder: Path, abstract: PyTree, step: Which = None) -> Resto
 def _mean_of_last(folder: Path, abstract: PyTree, count: int) -> Restored:
     """Loads the mean of the newest `count` checkpoints, summed in at least float32; all must be intact."""
     steps = ask_first(lambda: list_steps(folder))
-    if len(steps) < count:
-        raise InputError(
-            f"last-{count} is the mean of {count} checkpoints, and {folder} has {len(steps)}; expected as many: a run "
-            f"with --training.keep-checkpoints {count} keeps them"
-        )
+    require(
+        len(steps) >= count,
+        f"last-{count} is the mean of {count} checkpoints, and {folder} has {len(steps)}; expected as many: a run "
+        f"with --training.keep-checkpoints {count} keeps them",
+    )
     total: PyTree = None
     for step in steps[-count:]:
         found = load_parameters(folder, abstract, step)
@@ -328,7 +331,8 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) ->
     top-level keys of the state than it has are neither read nor checked. Raises InputError if steps exist
     and none is intact, if the given one is not, or if it holds other arrays than `abstract`; nothing is deleted then.
     """
-    folder, skipped = folder.absolute(), list[str]()
+    folder = folder.absolute()
+    skipped = list[str]()
     number = ask_first(lambda: _find_intact(folder, step, abstract, skipped))
     if number is None:
         return None
@@ -346,8 +350,9 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) ->
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
         # Its files are as they were sealed, and were not made by `save`.
-        reason = " ".join(str(error).split())[:_LONGEST_REASON] or type(error).__name__
-        raise InputError(f"the checkpoint {path} is not one of this library ({reason}); use another copy") from error
+        raise InputError(
+            f"the checkpoint {path} is not one of this library ({reason_of(error)[:_LONGEST_REASON]}); use another copy"
+        ) from error
     return Restored(number, state, extra, tuple(skipped))
 
 
@@ -355,7 +360,8 @@ def _find_intact(folder: Path, wanted: Which, parts: Collection[str], skipped: l
     """Returns the first intact step of those to try, or None; adds to `skipped` a line for each before it."""
     steps = list_steps(folder)
     listed = f"the steps there are {', '.join(map(str, steps)) or 'none'}"
-    candidates, problems = steps[::-1], list[str]()
+    candidates = steps[::-1]
+    problems = list[str]()
     if wanted == "best":
         losses = {step: _held_out_loss(folder / str(step)) for step in steps}
         candidates = [step for _, step in sorted((loss, step) for step, loss in losses.items() if loss is not None)]
@@ -363,8 +369,7 @@ def _find_intact(folder: Path, wanted: Which, parts: Collection[str], skipped: l
             raise InputError(f"no checkpoint in {folder} has a held-out loss to be the best by; {listed}")
     elif isinstance(wanted, int):
         candidates = [wanted]
-        if wanted not in steps:
-            raise InputError(f"there is no checkpoint of step {wanted} in {folder}; {listed}")
+        require(wanted in steps, f"there is no checkpoint of step {wanted} in {folder}; {listed}")
     for step in candidates:
         problem = find_damage(folder / str(step), parts)
         if problem is None:
@@ -391,14 +396,16 @@ def _held_out_loss(step_folder: Path) -> float | None:
 
 
 def _require_same_arrays(path: Path, saved: Mapping[str, PyTree], wanted: Mapping[str, PyTree]) -> None:
-    saved_arrays, wanted_arrays = _describe_arrays(saved), _describe_arrays(wanted)
+    saved_arrays = _describe_arrays(saved)
+    wanted_arrays = _describe_arrays(wanted)
     for name in [*wanted_arrays, *saved_arrays]:
-        there, here = saved_arrays.get(name, "nothing"), wanted_arrays.get(name, "nothing")
-        if there != here:
-            raise InputError(
-                f"the checkpoint {path} has {there} at {name}, and this configuration expects {here}; "
-                "use the configuration it was made with, or another run folder"
-            )
+        there = saved_arrays.get(name, "nothing")
+        here = wanted_arrays.get(name, "nothing")
+        require(
+            there == here,
+            f"the checkpoint {path} has {there} at {name}, and this configuration expects {here}; "
+            "use the configuration it was made with, or another run folder",
+        )
 
 
 def _describe_arrays(tree: PyTree) -> dict[str, str]:

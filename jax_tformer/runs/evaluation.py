@@ -16,13 +16,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, Key, PyTree
+from jaxtyping import Array, Bool, PyTree
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
 
 from jax_tformer.config import IGNORED
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, MaskedTextData, PairData
 from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import Pipeline, build_pipeline
@@ -32,7 +32,7 @@ from jax_tformer.decoding.texts import Prompt, PromptReader, translation_scores
 from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.lora import join_adapters, split_adapters
-from jax_tformer.model.parameters import accumulator
+from jax_tformer.model.parameters import DropoutKey, accumulator
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained
 from jax_tformer.runs.metrics import Row, format_figures, read_metrics
 from jax_tformer.startup import compiler_options
@@ -50,7 +50,6 @@ from jax_tformer.training.step import (
 )
 
 DeviceBatch = dict[str, Array]
-DropoutKey = Key[Array, ""] | None
 _SHOWN = 12
 """Tokens shown of a row, so that it can be found in the data."""
 _PACKAGE = f"{Path(__file__).parents[1]}/"
@@ -67,7 +66,10 @@ class Evaluator:
     def __init__(self, net: AnyTransformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
         self._right = jax.jit(partial(count_right, net))
-        self._data, self._pipeline, self._tokenizer, self._mesh = data, pipeline, tokenizer, mesh
+        self._data = data
+        self._pipeline = pipeline
+        self._tokenizer = tokenizer
+        self._mesh = mesh
         self._translator = transformer(net.config.for_other_shapes()) if isinstance(data, PairData) else None
 
     def of_state(self, state: TrainState) -> Row:
@@ -155,7 +157,8 @@ def find_not_finite(
         if name := _not_finite_in(state.params):
             return f"{name} was not finite before it"
         for number in range(parts):
-            key, first = None if keys is None else keys[number], number * rows
+            key = None if keys is None else keys[number]
+            first = number * rows
             part = place_batch(mesh, {name: x[first : first + rows] for name, x in batch.items()})
             for name, finite in jax.device_get(jax.jit(finite_rows)(state.params, part, key)).items():
                 if not finite.all():
@@ -215,7 +218,9 @@ def sample_text(
 
     Calls `held_out` if they need held-out data, which only texts with a start token do not.
     """
-    data, sample, seed = experiment.data, experiment.sample, experiment.training.seed
+    data = experiment.data
+    sample = experiment.sample
+    seed = experiment.training.seed
     top_k = sample.top_k if sample.temperature else None
     decoding = DecodingConfig(sample.max_new_tokens, temperature=sample.temperature, top_k=top_k)
     if isinstance(data, MaskedTextData):
@@ -261,7 +266,8 @@ def _restore_words(net: AnyTransformer, params: Params, pipeline: Pipeline, toke
         for place in np.flatnonzero(labels != IGNORED)[:4]:
             before = tokenizer.decode(tokens[max(place - 8, 0) : place])
             after = tokenizer.decode(tokens[place + 1 :][:8])
-            answer, truth = tokenizer.decode([answers[place]]), tokenizer.decode([labels[place]])
+            answer = tokenizer.decode([answers[place]])
+            truth = tokenizer.decode([labels[place]])
             rows.append((f"{before} ___ {after}".replace("\n", " "), repr(answer), repr(truth)))
     return _table("held-out words to restore", ("text", "model", "truth"), rows)
 
@@ -342,8 +348,10 @@ def _build_same_data(experiment: ExperimentConfig, trained: Trained) -> Pipeline
     The config of a stranger's run may name any file of the user's.
     """
     pipeline = build_pipeline(experiment.data, experiment.training, trained.tokenizer)
-    if pipeline.fingerprint != trained.fingerprint:
-        raise InputError("the data is not that of the run, so that nothing of it is shown; restore it, or its path")
+    require(
+        pipeline.fingerprint == trained.fingerprint,
+        "the data is not that of the run, so that nothing of it is shown; restore it, or its path",
+    )
     return pipeline
 
 

@@ -4,7 +4,6 @@ or written as a folder of Hugging Face.
 Only data is loaded from it: JSON, text, Orbax arrays. Importing this is cheap: programs ask it before they import JAX.
 """
 
-import dataclasses
 import fcntl
 import hashlib
 import json
@@ -12,6 +11,7 @@ import os
 import re
 import time
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -89,8 +89,10 @@ class RunFolder:
 
     def check(self) -> None:
         """Raises InputError if the folder is a file, holds something else, or is not writable."""
-        if self.path.exists() and not self.path.is_dir():
-            raise InputError(f"{self.path} is a file; expected a folder: choose another --run")
+        require(
+            not self.path.exists() or self.path.is_dir(),
+            f"{self.path} is a file; expected a folder: choose another --run",
+        )
         require_writable(self.path)
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
         begun = "lock" in names and all(map(_BEFORE_CONFIG.fullmatch, names))
@@ -143,7 +145,8 @@ class RunFolder:
 
     def read_tokenizer(self, vocab_size: int | None) -> Tokenizer:
         """Reads the run's tokenizer; raises InputError if it is missing, damaged or does not fit the `vocab_size`."""
-        tokenizer, roles = load_tokenizer(self.path), self.path / "tokenizer_config.json"
+        tokenizer = load_tokenizer(self.path)
+        roles = self.path / "tokenizer_config.json"
         require(roles.exists(), f"{roles} is missing; restore it, or start a new run")
         if vocab_size is None:
             raise InputError(f"{self.config} has no model.vocab_size; expected that of the run's tokenizer")
@@ -168,7 +171,7 @@ class RunFolder:
         recorded = extra.get("config")
         if isinstance(recorded, dict):
             then = from_dict(TransformerConfig, recorded.get("model"), where=f"the config {made}")
-            now = dataclasses.replace(self.read_config().model, compute=then.compute)
+            now = replace(self.read_config().model, compute=then.compute)
             changed = differences({"model": to_dict(then)}, {"model": to_dict(now)})
             if changed:
                 raise InputError(f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
@@ -210,8 +213,10 @@ class RunFolder:
             raise InputError(
                 f"{self.frozen} is missing, and holds what the adapters of the run change; put back a copy"
             )
-        if extra.get("frozen") != self.frozen_digest():
-            raise InputError(f"{self.frozen} is not the one that the checkpoint was made with; put back a copy of that")
+        require(
+            extra.get("frozen") == self.frozen_digest(),
+            f"{self.frozen} is not the one that the checkpoint was made with; put back a copy of that",
+        )
         return load_parameters(self.frozen, abstract).state
 
     def record_session(self, experiment: ExperimentConfig, *, name: str | None, **told: Any) -> None:
@@ -244,11 +249,11 @@ class RunFolder:
         """Raises InputError unless this process sees the run that the first process has created."""
         deadline = time.monotonic() + _SEEN_WITHIN
         while not self.holds_run():
-            if time.monotonic() > deadline:
-                raise InputError(
-                    f"{self.path} is not the folder in which the first process has begun the run; give --run a folder "
-                    "that all processes see"
-                )
+            require(
+                time.monotonic() <= deadline,
+                f"{self.path} is not the folder in which the first process has begun the run; give --run a folder "
+                "that all processes see",
+            )
             time.sleep(1)
 
     def lock(self) -> None:
@@ -282,7 +287,8 @@ class RunFolder:
     def _move_aside(self) -> Path:
         """Renames the folder to the first free PATH.1, PATH.2 ...; returns the new path."""
         self.lock()
-        number, path = 1, self.path.absolute()
+        number = 1
+        path = self.path.absolute()
         while (aside := path.with_name(f"{path.name}.{number}")).exists():
             number += 1
         try:
@@ -405,7 +411,8 @@ def export_pretrained(
 
     experiment = run.read_config()
     trained = load_trained(run, step)
-    net, tokenizer = trained.net, trained.tokenizer
+    net = trained.net
+    tokenizer = trained.tokenizer
     if run.origin.exists():
         net.origin = read_origin(run.origin)
         tokenizer = load_tokenizer(run.origin)
@@ -431,16 +438,17 @@ def _bound_positions(model: TransformerConfig, data: TextData | PairData) -> Tra
     length = max(data.source_length, data.target_length) if isinstance(data, PairData) else data.context_length
 
     limited: dict[str, Any] = {
-        name: dataclasses.replace(stack, max_positions=stack.max_positions or length)
+        name: replace(stack, max_positions=stack.max_positions or length)
         for name, stack in model.stacks.items()
         if stack.positions.startswith(("rotary", "sinusoidal"))
     }
-    return dataclasses.replace(model, **limited)
+    return replace(model, **limited)
 
 
 def _add_framing(tokenizer: Tokenizer, experiment: ExperimentConfig) -> Tokenizer:
     """Returns a tokenizer that itself adds what the batches of the run have around texts."""
-    before, after = list[int](), list[int]()
+    before = []
+    after = []
     if isinstance(experiment.data, PairData):
         after = [tokenizer.require("end", "for pairs")]
     elif not isinstance(experiment.data, MaskedTextData) and tokenizer.start_id is not None:

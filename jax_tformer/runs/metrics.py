@@ -29,9 +29,9 @@ from jax_tformer.files import not_regular, parse_json, shortened, to_dict, write
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
+from jax_tformer.training.prepare import product_rate, training_flops
 from jax_tformer.training.processes import is_first
 from jax_tformer.training.step import StepMetrics, TrainState
-from jax_tformer.training.work import product_rate, training_flops
 
 Row = dict[str, Any]
 """A step, and figures by name; the name of a sentence in place of a figure begins with no_."""
@@ -39,7 +39,9 @@ PLAIN_SECONDS = 10.0
 """Seconds between two progress lines without a terminal."""
 _BEGUN = re.compile(r"events\.out\.tfevents\.(\d{19})\.")
 """The name of an event file of ours: when it was begun, in nanoseconds."""
-_GAP, _NARROWEST_BAR, _WIDEST_BAR = 2, 10, 60
+_GAP = 2
+_NARROWEST_BAR = 10
+_WIDEST_BAR = 60
 
 
 class MetricsLog:
@@ -219,7 +221,8 @@ class ProgressLine:
         self._console = console or PatientConsole(highlight=False, soft_wrap=True)
         self._unheard: Callable[[], None] | None = unheard
         self._live = Live(self, console=self._console, transient=True) if self._console.is_terminal else None
-        self._step, self._steps = start, steps
+        self._step = start
+        self._steps = steps
         self._loss = self._speed = ""
         self._first: tuple[int, float] | None = None
         self._shown = 0.0
@@ -266,10 +269,12 @@ class ProgressLine:
 
     def update(self, step: int, loss: float, tokens_per_second: float | None) -> None:
         """Shows the state after `step` updates; the first of a session, which also compiles, has no speed."""
-        self._step, self._loss = step, f"loss {loss:.4f}"
+        self._step = step
+        self._loss = f"loss {loss:.4f}"
         self._speed = "" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
         now = time.perf_counter()
-        first, self._first = self._first, self._first or (step, now)
+        first = self._first
+        self._first = self._first or (step, now)
         if self._live or (first and now - self._shown < PLAIN_SECONDS):
             return
         self._shown = now
@@ -288,7 +293,8 @@ class ProgressLine:
         try:
             write()
         except OSError:
-            unheard, self._unheard = self._unheard, None
+            unheard = self._unheard
+            self._unheard = None
             unheard()
 
     def _seconds_left(self) -> float | None:
@@ -302,7 +308,9 @@ class Spikes:
     """Finds losses far above those before, of which it keeps mean and variance, with weights that fall by 5% a step."""
 
     def __init__(self) -> None:
-        self._steps, self._mean, self._variance = 0, 0.0, 0.0
+        self._steps = 0
+        self._mean = 0.0
+        self._variance = 0.0
 
     def deviations(self, loss: float) -> float | None:
         """Returns how many standard deviations `loss` is above the mean, if more than 6 and 50 losses are known."""
@@ -338,16 +346,23 @@ class Reporter:
         epochs: Callable[[int], Row],
     ) -> None:
         """Calls `diagnosis` to find what is not finite in a failed step; logs the `epochs` after so many steps."""
-        self._log, self._line, self._started, self._diagnosis = log, line, started, diagnosis
-        self._every, self._epochs = experiment.training.log_every, epochs
+        self._log = log
+        self._line = line
+        self._started = started
+        self._diagnosis = diagnosis
+        self._every = experiment.training.log_every
+        self._epochs = epochs
         # Compiled as one function, so that the first line does not wait for a dozen compilations.
         self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
         self._pending: tuple[int, StepMetrics, Batch] | None = None
         self._state: TrainState | None = None
         self._clock: float | None = None
-        self._tokens, self._seconds, self._work = 0, 0.0, 0
+        self._tokens = 0
+        self._seconds = 0.0
+        self._work = 0
         self._logged = (0, 0.0, 0)
-        self._model, self._peak = experiment.model, math.nan
+        self._model = experiment.model
+        self._peak = math.nan
         self._first_step: float | None = None
         self._spikes = Spikes()
         self._noise = list[tuple[float, float]]()
@@ -384,8 +399,11 @@ class Reporter:
         """Reports the step that is not yet reported, if any; `discard`: only checks it, because it does not count."""
         if self._pending is None:
             return
-        (number, metrics, batch), self._pending = self._pending, None
-        loss, norm, tokens = float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens)
+        number, metrics, batch = self._pending
+        self._pending = None
+        loss = float(metrics.loss)
+        norm = float(metrics.gradient_norm)
+        tokens = int(metrics.tokens)
         now = time.perf_counter()
         if self._first_step is None:
             self._first_step = now - self._started

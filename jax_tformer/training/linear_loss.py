@@ -18,7 +18,7 @@ from jaxtyping import Array, Float, Int
 from jax_tformer.config import IGNORED, CapForm
 from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.model.layers import soft_cap
-from jax_tformer.model.parameters import accumulator, context_parts
+from jax_tformer.model.parameters import Count, Scalar, accumulator, context_parts
 
 LOGITS_AT_ONCE = 2**26
 """The most logits at once: 256 MB in float32."""
@@ -34,7 +34,7 @@ def linear_cross_entropy(
     labels: Int[Array, "B T"],
     loss: LossConfig = CROSS_ENTROPY,
     cap: Cap | None = None,
-) -> tuple[Float[Array, ""], Int[Array, ""]]:
+) -> tuple[Scalar, Count]:
     """Returns the cross-entropy of the logits x table^T + bias, summed over the labels that count, and their number.
 
     The sum is in nats, with what `loss` adds to it. With a `cap` and its form, the logits are bounded (see `soft_cap`).
@@ -66,7 +66,8 @@ def _with_gradients(
     x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: Cap | None
 ) -> tuple[Array, tuple[Array, Array, Array | None]]:
     """Returns the loss, and its gradients by x, table and bias."""
-    high, narrow = accumulator(x.dtype), table.astype(x.dtype)
+    high = accumulator(x.dtype)
+    narrow = table.astype(x.dtype)
 
     def part(rows: Array, targets: Array) -> tuple[Array, Array, tuple[Array, Array]]:
         logits = _logits(rows, narrow, bias, vocabulary, cap)

@@ -7,12 +7,11 @@ from typing import Any, NamedTuple
 import jax
 import jax.numpy as jnp
 import optax
-from flax import traverse_util
 from jaxtyping import Array
 
 from jax_tformer.config.experiment import OptimizerConfig, RatesConfig
 from jax_tformer.functional import Params
-from jax_tformer.model.parameters import accumulator, as_matrix, is_vector, kind_of
+from jax_tformer.model.parameters import accumulator, as_matrix, flatten, is_vector, kind_of, unflatten
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Array]:
@@ -64,20 +63,17 @@ def decay_mask(params: Params) -> Params:
 
     Layers are stacked here, so that a bias has two axes: the name decides, and not, as in `torch_ref`, the axes.
     """
-    flat = traverse_util.flatten_dict(params, sep=".")
-    mask: Params = traverse_util.unflatten_dict({path: not is_vector(path) for path in flat}, sep=".")
-    return mask
+    return by_path(lambda path, _: not is_vector(path), params)
 
 
 def by_path(function: Callable[..., Any], params: Params, *more: Params) -> Params:
     """Returns the tree of `function(path, leaf, ...)` over trees of parameters; what another optimizer has stays."""
-    first, *others = (traverse_util.flatten_dict(tree, sep=".") for tree in (params, *more))
+    first, *others = (flatten(tree) for tree in (params, *more))
     made = {
         path: x if isinstance(x, optax.MaskedNode) else function(path, x, *(tree[path] for tree in others))
         for path, x in first.items()
     }
-    tree: Params = traverse_util.unflatten_dict(made, sep=".")
-    return tree
+    return unflatten(made)
 
 
 def orthogonalize(path: str, update: Array) -> Array:
@@ -130,8 +126,10 @@ def scale_by_adafactor() -> optax.GradientTransformation:
         new = jnp.asarray(steps, jnp.result_type(float)) ** -0.8
 
         def scaled(path: str, grad: Array, param: Array, row: Array, column: Any) -> tuple[Array, Array, Any]:
-            g, p = as_matrix(path, grad), as_matrix(path, param)
-            square, axes = jnp.square(g), -1 if is_vector(path) else (-2, -1)
+            g = as_matrix(path, grad)
+            p = as_matrix(path, param)
+            square = jnp.square(g)
+            axes = -1 if is_vector(path) else (-2, -1)
             if is_vector(path):
                 row = v = (row + new * (square - row)).astype(g.dtype)
             else:
@@ -154,8 +152,10 @@ def scale_by_adafactor() -> optax.GradientTransformation:
 
 def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformation:
     """Combines clipping, the optimizer that `config` names, and the schedule. Decay is decoupled, but for SGD."""
-    rate, decay = learning_rate(config, steps), config.weight_decay
-    decays, falls = optax.add_decayed_weights(decay, decay_mask), optax.scale_by_learning_rate(rate)
+    rate = learning_rate(config, steps)
+    decay = config.weight_decay
+    decays = optax.add_decayed_weights(decay, decay_mask)
+    falls = optax.scale_by_learning_rate(rate)
     adamw = partial(optax.adamw, rate, b1=config.beta1, b2=config.beta2, eps=config.eps, weight_decay=decay)
     match config.name:
         case "adamw":

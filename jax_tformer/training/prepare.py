@@ -1,7 +1,13 @@
-"""Prepares a training on its devices: what the backward pass keeps so that all fits, the state, and the step."""
+"""Prepares a training on its devices: what the backward pass keeps so that all fits, the state, and the step.
 
+And says how much work a step is, and how fast this machine does such work: model FLOPs utilisation (MFU).
+"""
+
+import math
+import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from functools import cache
 from typing import Any, NamedTuple
 
 import jax
@@ -10,12 +16,13 @@ import optax
 from jax.sharding import Mesh
 from jaxtyping import PyTree
 
-from jax_tformer.config import Remat, TransformerConfig
+from jax_tformer.config import Remat, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import PairData, TextData, TrainingConfig
 from jax_tformer.functional import AnyTransformer, transformer
 from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.fast import choose_implementation
 from jax_tformer.model.masks import Mask
+from jax_tformer.model.parameters import flatten
 from jax_tformer.startup import compiler_options, require_memory
 from jax_tformer.terminal import SMALLER_TRAINING
 from jax_tformer.training.processes import least
@@ -24,19 +31,24 @@ from jax_tformer.training.step import TrainState, batch_loss, init_state, state_
 
 _ROOM = 0.8
 """The usable fraction of a device's memory; the compiler's temporary buffers need the rest."""
+_MEASURED = 0.5
+"""Seconds in which products are timed."""
 
 
 def require_room(state: PyTree, mesh: Mesh) -> None:
     """Raises InputError if `state`, abstract and with shardings, does not fit into memory."""
-    asked, device = bytes_per_device(state), mesh.local_devices[0]
+    asked = bytes_per_device(state)
+    device = mesh.local_devices[0]
     if device.platform == "cpu":
         # All devices of this process share the machine's memory.
         asked *= len(mesh.local_devices)
-    mend = (
+    require_memory(
+        asked,
+        "the parameters and the optimizer's state",
         "make the model smaller (--model.d-model, the stacks' --num-layers and --feedforward-width, "
-        "--data.tokenizer.vocab-size), or split it over more devices (--mesh.fsdp, --mesh.tensor)"
+        "--data.tokenizer.vocab-size), or split it over more devices (--mesh.fsdp, --mesh.tensor)",
+        device,
     )
-    require_memory(asked, "the parameters and the optimizer's state", mend, device)
 
 
 def require_room_for_batches(data: TextData | PairData, training: TrainingConfig) -> None:
@@ -108,12 +120,14 @@ def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) ->
 
 def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
     """Describes type, attention and remat in words; `length` is that of the output stack's sequences."""
-    compute, stack = config.compute, config.output_stack
+    compute = config.compute
+    stack = config.output_stack
     attention = compute.attention
     if attention == "auto":
         # As many rows as the mesh splits; every batch has a multiple of them.
         shape = (row_parts(mesh), length, stack.num_heads, config.head_width(stack))
-        platform, dtype = mesh.devices.flat[0].platform, jnp.dtype(compute.dtype)
+        platform = mesh.devices.flat[0].platform
+        dtype = jnp.dtype(compute.dtype)
         with jax.set_mesh(mesh):
             bias = jnp.zeros((1, 1, 1, 1)) if stack.positions == "relative" else None
             mask = Mask(config.decoder is not None, stack.window, bias=bias, cap=stack.score_cap)
@@ -173,10 +187,7 @@ def prepare(
             return update.lower(abstract, dict(batch))
 
     initialise = jax.jit(
-        first_state,
-        out_shardings=shardings,
-        donate_argnames=("given",),
-        compiler_options=compiler_options(once=True),
+        first_state, out_shardings=shardings, donate_argnames=("given",), compiler_options=compiler_options(once=True)
     )
     return Prepared(abstract, initialise, lower(batch), lambda batch: lower(batch).compile())
 
@@ -199,3 +210,76 @@ def _bytes(tree: Any) -> int:
         for leaf in jax.tree.leaves(tree)
         if hasattr(leaf, "shape") and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
     )
+
+
+class Flops(NamedTuple):
+    """Floating-point operations of one training step; a multiplication and an addition are two."""
+
+    projections: int
+    """Products of activations with parameters, the head included; looking up embeddings is none."""
+    attention: int
+    """Products of queries with keys and of weights with values; where causal, the half that must be computed."""
+
+    @property
+    def needed(self) -> int:
+        """What counts as work."""
+        return self.projections + self.attention
+
+
+@cache
+def training_flops(config: TransformerConfig, batch: int, length: int, source: int = 0) -> Flops:
+    """Counts the operations of a step on `batch` rows of `length` tokens (of a target), with `source` tokens before.
+
+    Every product is computed once forward and twice backward, once for each of its factors: 6 operations for each
+    parameter and token, and for self-attention 12 L H C T S in a row (two products of 2 H C T S forward). What
+    softmax, norms, activations and the optimizer take is left out: it does not grow with the widths squared.
+    """
+    encoder = config.encoder
+    decoder = config.decoder
+    read = source if decoder is not None else length
+    projections = attention = 0
+    for path, leaf in parameter_shapes(config).items():
+        if path.endswith(".kernel"):
+            of_source = path.startswith("encoder.") or made_of_source(path)
+            projections += 6 * math.prod(leaf.shape) * (read if of_source else length)
+    if config.tied_head:
+        projections += 6 * (config.vocab_size or 0) * config.d_model * length
+    if encoder is not None:
+        attention += _attention(config, encoder, read, read)
+    if decoder is not None:
+        attention += _attention(config, decoder, length, length) // 2
+        if encoder is not None:
+            attention += _attention(config, decoder, length, source)
+    return Flops(batch * projections, batch * attention)
+
+
+def _attention(config: TransformerConfig, stack: StackConfig, queries: int, keys: int) -> int:
+    return 12 * stack.num_layers * stack.num_heads * config.head_width(stack) * queries * keys
+
+
+def parameter_shapes(config: TransformerConfig) -> dict[str, Any]:
+    """Returns every parameter's shape and type, by its path with dots."""
+    return flatten(transformer(config).shapes)
+
+
+def made_of_source(path: str) -> bool:
+    """Whether a parameter makes keys or values of the encoder's output."""
+    return ".cross_attention.key." in path or ".cross_attention.value." in path
+
+
+def product_rate(dtype: str) -> float:
+    """Measures the operations a second of one large product of matrices, the fastest of half a second of them.
+
+    On the first device of this process, times the number of its accelerators; on a CPU, which all cores share.
+    """
+    devices = jax.local_devices()
+    size = 1024 if devices[0].platform == "cpu" else 8192
+    matrix = jax.device_put(jax.random.normal(jax.random.key(0), (size, size), dtype), devices[0])
+    multiply = jax.jit(jnp.matmul)
+    jax.block_until_ready(multiply(matrix, matrix))
+    fastest = math.inf
+    ends = time.perf_counter() + _MEASURED
+    while (began := time.perf_counter()) < ends:
+        jax.block_until_ready(multiply(matrix, matrix))
+        fastest = min(fastest, time.perf_counter() - began)
+    return 2 * size**3 / fastest * (1 if devices[0].platform == "cpu" else len(devices))

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import DistributedConfig
 from jax_tformer.files import changed_fields, shortened
 from jax_tformer.terminal import ENDINGS, one_line
@@ -96,7 +96,8 @@ def join(config: DistributedConfig) -> None:
         number = _whole("JOB_COMPLETION_INDEX") if number is None else number
         missing = [] if config.processes or count > 1 else ["--distributed.processes"]
         missing += ["--distributed.process"] if number is None and config.process is None else []
-        count, number = config.processes or count, number if config.process is None else config.process
+        count = config.processes or count
+        number = number if config.process is None else config.process
         if missing:
             flags = " and ".join(missing)
             raise InputError(f"--distributed.coordinator is given and {flags} not; no launcher tells it either")
@@ -139,11 +140,11 @@ def require_alone(program: str, config: DistributedConfig | None = None) -> None
     if config is not None and config.coordinator is not None:
         raise InputError(f"{program} runs in one process; leave --distributed out, and start one")
     _, count, _ = _find_launcher()
-    if count > 1:
-        raise InputError(
-            f"{count} processes were started, and {program} runs in one; start one, as with srun --ntasks=1 or "
-            "mpirun -n 1; it can use all devices of its machine"
-        )
+    require(
+        count <= 1,
+        f"{count} processes were started, and {program} runs in one; start one, as with srun --ntasks=1 or "
+        "mpirun -n 1; it can use all devices of its machine",
+    )
 
 
 def is_first() -> bool:
@@ -179,7 +180,8 @@ def ask_first(work: Callable[[], T]) -> T:
     """
     if count() == 1:
         return work()
-    answer, failure = None, None
+    answer = None
+    failure = None
     if is_first():
         _ALONE.set()
         try:
@@ -293,7 +295,8 @@ class Signals:
             return number
         import jax
 
-        asked, size = self._asked, self._sharding.mesh.size
+        asked = self._asked
+        size = self._sharding.mesh.size
         mine = np.array([number or 0], np.int32)
         self._asked = self._largest(jax.make_array_from_callback((size,), self._sharding, lambda _: mine))
         return None if asked is None else int(asked) or None

@@ -17,11 +17,11 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.files import shortened
 from jax_tformer.functional import Params
-from jax_tformer.model.parameters import axes_of
+from jax_tformer.model.parameters import Shape, axes_of
 from jax_tformer.training.processes import require_device_each
 
 T = TypeVar("T")
@@ -44,16 +44,17 @@ def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
     InputError if there are fewer devices than the mesh needs, if the rows do not divide over data x fsdp, or if a
     process would have none.
     """
-    devices, others = jax.device_count(), config.fsdp * config.context * config.tensor
+    devices = jax.device_count()
+    others = config.fsdp * config.context * config.tensor
     fitting = [data for data in range(1, devices // others + 1) if rows % (data * config.fsdp) == 0]
     data = config.data or max(fitting, default=1)
     shape = {"data": data, "fsdp": config.fsdp, "context": config.context, "tensor": config.tensor}
     split = _describe(shape)
-    if data * others > devices:
-        raise InputError(
-            f"the mesh is {split} = {data * others} devices, but there are {devices}; expected at most {devices}; "
-            "lower --mesh.data, --mesh.fsdp, --mesh.context or --mesh.tensor"
-        )
+    require(
+        data * others <= devices,
+        f"the mesh is {split} = {data * others} devices, but there are {devices}; expected at most {devices}; "
+        "lower --mesh.data, --mesh.fsdp, --mesh.context or --mesh.tensor",
+    )
     if rows % (data * config.fsdp):
         raise InputError(
             f"a batch of {rows} rows (batch_size / accumulation) does not divide over {data * config.fsdp} devices "
@@ -157,7 +158,8 @@ def replicate(tree: T) -> T:
 
 def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:
     """The shapes of whole batches, of which `batch` has the rows of this process, with their types and shardings."""
-    sharding, parts = NamedSharding(mesh, BATCH), row_parts(mesh)
+    sharding = NamedSharding(mesh, BATCH)
+    parts = row_parts(mesh)
     mine = len(local_rows(mesh, parts))
     return {
         name: jax.ShapeDtypeStruct((len(rows) * parts // mine, *rows.shape[1:]), rows.dtype, sharding=sharding)
@@ -208,13 +210,13 @@ def name_of(path: tuple[Any, ...]) -> str:
     return ".".join(str(key.key) for key in [*keys][::-1])
 
 
-def _partition(mesh: Mesh, path: str, shape: tuple[int, ...]) -> PartitionSpec:
+def _partition(mesh: Mesh, path: str, shape: Shape) -> PartitionSpec:
     splits = _splits(path, shape)
     whole = (None,) * (len(shape) - len(splits))
     return PartitionSpec(*whole, *(name if name and size % mesh.shape[name] == 0 else None for _, size, name in splits))
 
 
-def _splits(path: str, shape: tuple[int, ...]) -> list[tuple[str, int, str | None]]:
+def _splits(path: str, shape: Shape) -> list[tuple[str, int, str | None]]:
     """Returns (axis, size, the mesh axis that would split it, if any) for each axis but that of layers."""
     axes = axes_of(path).replace("->", "").split()
     # A vector of the model's width is not worth gathering.

@@ -9,15 +9,14 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import optax
-from flax import traverse_util
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jaxtyping import Array, Bool, Float, Int, Key, UInt32
+from jaxtyping import Array, Bool, Float, Key, UInt32
 
 from jax_tformer.config import IGNORED
 from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.lora import join_adapters, split_adapters, trained
-from jax_tformer.model.parameters import accumulator
+from jax_tformer.model.parameters import Count, DropoutKey, RandomKey, Scalar, accumulator, flatten
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, Outputs
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
@@ -35,7 +34,7 @@ class TrainState(NamedTuple):
     params: Params
     opt_state: optax.OptState
     """Of what trains: all parameters, or the adapters alone."""
-    step: Int[Array, ""]
+    step: Count
     """The number of updates."""
     key: UInt32[Array, " words"]
     """The data of the key from which each step's dropout key is derived."""
@@ -49,28 +48,24 @@ class TrainState(NamedTuple):
 class StepMetrics(NamedTuple):
     """The metrics of one step."""
 
-    loss: Float[Array, ""]
+    loss: Scalar
     """Mean cross-entropy, with what `LossConfig` adds, of the batch before the update, in nats per token."""
-    gradient_norm: Float[Array, ""]
+    gradient_norm: Scalar
     """Global norm before clipping."""
-    tokens: Int[Array, ""]
+    tokens: Count
     """Tokens that the model read, source and target, without padding."""
     norms: dict[str, Float[Array, "*L"]]
     """If asked for, `layer_norms` of gradients and updates."""
-    noise: tuple[Float[Array, ""], Float[Array, ""]] | None
+    noise: tuple[Scalar, Scalar] | None
     """If asked for, unbiased estimates of the true gradient's squared norm, and of the variance of a row's gradient."""
 
 
 def forward(
-    net: AnyTransformer,
-    params: Params,
-    batch: Batch,
-    *,
-    dropout_key: Key[Array, ""] | None = None,
-    capture: bool = False,
+    net: AnyTransformer, params: Params, batch: Batch, *, dropout_key: DropoutKey = None, capture: bool = False
 ) -> Outputs:
     """Runs the model on any kind of batch, with the batch's masks, segments and token types."""
-    model, given = net.bind(params), batch.get
+    model = net.bind(params)
+    given = batch.get
     if isinstance(model, EncoderDecoder):
         return model(
             batch["source"],
@@ -99,12 +94,14 @@ def batch_loss(
     batch: Batch,
     loss: LossConfig = CROSS_ENTROPY,
     *,
-    dropout_key: Key[Array, ""] | None = None,
-) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    dropout_key: DropoutKey = None,
+) -> tuple[Scalar, Count]:
     """Returns the summed cross-entropy of a batch in nats, with what `loss` adds, and how many labels count."""
-    model, hidden = net.bind(params), forward(net, params, batch, dropout_key=dropout_key).hidden
+    model = net.bind(params)
+    hidden = forward(net, params, batch, dropout_key=dropout_key).hidden
     assert model.head is not None
-    matrix, bias = model.head.matrix(model.table), None if model.head.bias is None else model.head.bias[...]
+    matrix = model.head.matrix(model.table)
+    bias = None if model.head.bias is None else model.head.bias[...]
     return linear_cross_entropy(hidden, matrix, bias, batch["labels"], loss, net.config.cap)
 
 
@@ -125,7 +122,7 @@ def dropout_keys(net: AnyTransformer, state: "TrainState", accumulation: int) ->
     return key[None] if accumulation == 1 else jax.random.split(key, accumulation)
 
 
-def tokens_read(batch: Batch) -> Int[Array, ""]:
+def tokens_read(batch: Batch) -> Count:
     """Counts the tokens of the batch that are not padding."""
     masks = {"source": "source_mask", "target": "target_mask", "tokens": "mask"}
     read = [batch.get(mask, jnp.ones_like(batch[ids])) for ids, mask in masks.items() if ids in batch]
@@ -135,7 +132,7 @@ def tokens_read(batch: Batch) -> Int[Array, ""]:
 def init_state(
     net: AnyTransformer,
     tx: optax.GradientTransformation,
-    key: Key[Array, ""],
+    key: RandomKey,
     given: Params | None = None,
     *,
     averages: bool = False,
@@ -236,8 +233,11 @@ def train_step(
             measured = layer_norms("gradient_norm", grads) | layer_norms("update_norm", updates)
             metrics = metrics._replace(norms=replicate(measured))
         if noise:
-            whole, part, others = jnp.square(metrics.gradient_norm), squares / accumulation, accumulation - 1
-            signal, spread = accumulation * whole - part, len(batch["labels"]) * (part - whole)
+            whole = jnp.square(metrics.gradient_norm)
+            part = squares / accumulation
+            others = accumulation - 1
+            signal = accumulation * whole - part
+            spread = len(batch["labels"]) * (part - whole)
             metrics = metrics._replace(noise=(signal / others, spread / others))
         finite = jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.gradient_norm) & state.finite
         after = jax.tree.map(lambda p, update: jnp.where(finite, p + update, p).astype(p.dtype), before, updates)
@@ -255,7 +255,7 @@ def train_step(
 def layer_norms(name: str, tree: Params) -> dict[str, Array]:
     """Returns the norms of the layers of each stack, [L], and of each module outside, [], in at least float32."""
     squares = dict[str, Array]()
-    for path, x in traverse_util.flatten_dict(tree, sep=".").items():
+    for path, x in flatten(tree).items():
         stack, layers, _ = path.partition(".blocks.")
         of = f"{name}/{stack}.blocks" if layers else f"{name}/{path.rpartition('.')[0]}"
         axes = tuple(range(1 if layers else 0, x.ndim))
@@ -268,7 +268,7 @@ def evaluation_step(net: AnyTransformer) -> Callable[[Params, Batch], tuple[Arra
     return partial(batch_loss, net)
 
 
-def count_right(net: AnyTransformer, params: Params, batch: Batch) -> tuple[Int[Array, ""], Int[Array, ""]]:
+def count_right(net: AnyTransformer, params: Params, batch: Batch) -> tuple[Count, Count]:
     """Returns how many labels are the most probable tokens, and how many count."""
     most_probable = forward(net, params, batch).logits.argmax(-1)
     return (most_probable == batch["labels"]).sum(), (batch["labels"] != IGNORED).sum()

@@ -7,13 +7,11 @@ A capsule is a folder of safetensors and one JSON file (see `parity.capsule.file
 module for a JAX function to be judged by, or last year's release of the same side.
 """
 
-import platform
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +22,7 @@ from parity.capsule.followed import packed
 from parity.gates.measure import NARROW, SAMPLES, ParityError, relative_error, require_gates, zero_scales
 from parity.gates.projection import RECIPE, Inputs, Tensors, Values, projection, rounded, varied
 from parity.gates.pytrees import is_floating
+from parity.versions import versions_of
 
 if TYPE_CHECKING:
     from parity.gates.jax_side import JaxSide
@@ -143,7 +142,14 @@ def record(
             distances=distances,
         )
         date = datetime.now(UTC).isoformat(timespec="seconds")
-        writer.describe({"date": date, "versions": _versions(), "projection": RECIPE, "side": asdict(about)})
+        writer.describe(
+            {
+                "date": date,
+                "versions": versions_of(("jax", "jaxlib", "torch", "numpy", "safetensors")),
+                "projection": RECIPE,
+                "side": asdict(about),
+            }
+        )
     return Path(path)
 
 
@@ -196,13 +202,3 @@ def from_float64(
         first = first or values
     assert first is not None
     return first, errors
-
-
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in ("jax", "jaxlib", "torch", "numpy", "safetensors"):
-        try:
-            found[package] = version(package)
-        except PackageNotFoundError:
-            continue
-    return found

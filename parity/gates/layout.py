@@ -97,8 +97,6 @@ class Layout:
 
     def pattern(self) -> tuple[str, dict[str, int], dict[str, Cut], dict[str, Cut]]:
         """(einops pattern from theirs to ours, sizes of axes that it splits, part, into): what a `Weight` takes."""
-        if not self.theirs and not self.ours:
-            return "... -> ...", {}, {}, {}
         indices = [atom for atom, cut in self.part if isinstance(cut, int)]
         words = dict(zip([*dict(self.into), *indices], ("part", "layer", "inner"), strict=False))
         few, many = iter("hc"), iter("abdefgjlmn")
@@ -108,7 +106,7 @@ class Layout:
         sides = [[[words[atom] for atom in group] for group in side] for side in (self.theirs, self.ours)]
         part, into = ({words[atom]: cut for atom, cut in cuts} for cuts in (self.part, self.into))
         sizes = {words[atom]: self._size(atom, self.into) for atom in chain(*self.theirs)}
-        split = [word for group in sides[0] for word in (group[:-1] if part.keys() & {*group} else group[1:])]
+        split = [word for group in sides[0] for word in group[:-1]]
         sides[1] = [[words[atom]] for atom in indices] + sides[1]
         axes = (" ".join(g[0] if len(g) == 1 else f"({' '.join(g)})" if g else "1" for g in side) for side in sides)
         return " -> ".join(axes), {word: sizes[word] for word in split}, part, into

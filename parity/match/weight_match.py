@@ -1,5 +1,6 @@
 """What `match_weights` answers: the rows of a weight map with what speaks for each, to approve and to paste."""
 
+import re
 import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -62,12 +63,9 @@ class WeightMatch:
             lines += _wrapped(f"= {said(row.theirs)}", "    ")
             why = row.reason if row.reason.startswith(row.confidence) else f"{row.confidence}: {row.reason}"
             lines += _wrapped(why, "    ")
-        for title, rest in (
-            ("Of yours, without an equal in the module:", self.unmatched_ours),
-            ("Of the module, in no row:", self.unmatched_theirs),
-        ):
+        for title, rest in self._unmatched:
             if rest:
-                lines += ["", title]
+                lines += ["", f"{title}:"]
                 lines += [line for name, what in rest.items() for line in _wrapped(f"{name} {what}", "    ")]
         return "\n".join(lines)
 
@@ -76,18 +74,20 @@ class WeightMatch:
         body = []
         for row in self.rows:
             note = f"  # {row.reason}" if row.confidence == "unsure" else ""
-            body.append(f"    {row.ours!r}: {_literal(row.theirs)},{note}")
-        rest = [
-            ("without an equal in the module", self.unmatched_ours),
-            ("of the module, in no row", self.unmatched_theirs),
-        ]
-        notes = [f"# {title}: {name} {what}" for title, named in rest for name, what in named.items()]
+            body.append(f"    {row.ours!r}: {row.theirs!r},{note}")
         if self.left_out:
-            body.append(f"    LEFT_OUT: [{', '.join(map(_literal, self.left_out))}],")
-        parts = any(not isinstance(row, str) for row in (*(row.theirs for row in self.rows), *self.left_out))
-        names = ["LEFT_OUT"] * bool(self.left_out) + ["Weight"] * parts
-        needed = [f"from parity import {', '.join(names)}", ""] if names else []
-        return "\n".join([*needed, "weights = {", *body, "}", *notes]) + "\n"
+            body.append(f"    LEFT_OUT: {[*self.left_out]!r},")
+        notes = [f"# {title}: {name} {what}" for title, rest in self._unmatched for name, what in rest.items()]
+        text = "\n".join(["weights = {", *body, "}", *notes, ""])
+        names = ", ".join(name for name in ("LEFT_OUT", "Weight") if re.search(rf"{name}[:(]", text))
+        return f"from parity import {names}\n\n{text}" if names else text
+
+    @property
+    def _unmatched(self) -> list[tuple[str, Mapping[str, str]]]:
+        return [
+            ("Of yours, without an equal in the module", self.unmatched_ours),
+            ("Of the module, in no row", self.unmatched_theirs),
+        ]
 
     def __str__(self) -> str:
         return self.table()
@@ -124,17 +124,6 @@ def said(row: Row) -> str:
         for name, rows in part.items()
     )
     return f"{row.name}{moved}{sizes}{cuts}"
-
-
-def _literal(row: Row) -> str:
-    if isinstance(row, list):
-        return f"[{', '.join(map(_literal, row))}]"
-    if isinstance(row, str):
-        return repr(row)
-    given = [repr(row.name)]
-    given += [repr(row.axes)] if row.axes != "... -> ..." else []
-    given += [f"{name}={dict(each)!r}" for name in ("sizes", "part", "into") if (each := getattr(row, name))]
-    return f"Weight({', '.join(given)})"
 
 
 def _wrapped(text: str, indent: str) -> list[str]:

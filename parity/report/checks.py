@@ -11,7 +11,6 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +19,7 @@ from markupsafe import Markup
 from parity.differ.answer import folded
 from parity.report.figures import Cell, Figures, gates_markdown, shown
 from parity.report.summary_page import summary_page
+from parity.versions import versions_of
 
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "flax", "equinox", "transformers", "pytest")
 
@@ -97,25 +97,23 @@ class Checks:
             return "RED: no test used the parity fixture"
         ended = Counter(self.outcomes.get(test, "unfinished") for test in self.tests)
         tests = f"tests: {', '.join(f'{count} {outcome}' for outcome, count in sorted(ended.items()))}"
-        states, faults = Counter(cell.state for cell in self.figures.cells.values()), len(self.faults)
-        told = [
+        states = Counter(cell.state for cell in self.figures.cells.values())
+        told = (
             (ended["failed"], "failed test"),
             (ended["unfinished"], "unfinished test"),
             (self.others, "other failed test"),
-        ]
-        if any(count for count, _ in told) or self.interrupted:
-            said = [f"{states['red']} {_of(states['red'], 'figure')} above the bar"] * (states["red"] > 0)
-            said += [f"{count} {_of(count, what)}" for count, what in told if count]
-            said += ["the run was interrupted"] * self.interrupted
-            return f"RED: {', '.join(said)} ({tests})"
-        if not self.figures.cells and not faults:
+        )
+        said = [_counted(count, what) for count, what in told if count] + ["the run was interrupted"] * self.interrupted
+        if said:
+            above = [f"{_counted(states['red'], 'figure')} above the bar"] if states["red"] else []
+            return f"RED: {', '.join(above + said)} ({tests})"
+        if not states and not self.faults:
             return f"RED: no figure was measured ({tests})"
-        above = (
+        asked = (
             f"{states['expected']} above their bars, as their tests ask" if states["expected"] else "none above its bar"
         )
-        seen = f"; {faults} planted {_of(faults, 'fault')}, each seen" if faults else ""
-        count = len(self.figures.cells)
-        return f"GREEN: {count} {_of(count, 'figure')}, {above}{seen} ({tests})"
+        seen = f"; {_counted(len(self.faults), 'planted fault')}, each seen" if self.faults else ""
+        return f"GREEN: {_counted(states.total(), 'figure')}, {asked}{seen} ({tests})"
 
     def lines(self, width: int, *, colour: bool) -> Iterator[tuple[str, bool]]:
         """The table in a terminal, then each test that failed with where the two part; and whether a line is red."""
@@ -172,28 +170,22 @@ class Checks:
         return ", beside ".join([*beside, _processor()])
 
     def _facts(self) -> dict[str, Any]:
-        versions = {"python": platform.python_version()}
-        for package in PACKAGES:
-            with suppress(PackageNotFoundError):
-                versions[package] = version(package)
         system = f"{platform.system()} {platform.release()}, {platform.machine()}"
         return {
             "date": datetime.now(UTC).isoformat(timespec="seconds"),
             "measured_on": self._measured_on(),
             "machine": {"processor": _processor(), "system": system},
-            "versions": versions,
+            "versions": versions_of(PACKAGES),
         }
 
-    def _document(self, facts: dict[str, Any]) -> dict[str, Any]:
+    def _document(self, facts: dict[str, Any]) -> Any:
         def said(check: dict[str, Any]) -> dict[str, Any]:
             figures = [
-                {"gate": gate, "figure": _plain(figure), "bar": _plain(bar), "worst_tensor": name}
+                {"gate": gate, "figure": figure, "bar": bar, "worst_tensor": name}
                 | {"passed": Cell("", gate, figure, bar, name).within}
                 for gate, figure, bar, name in check["figures"]
             ]
-            fault = {key: _plain(value) for key, value in check["fault"].items()}
-            rest = {key: check[key] for key in ("name", "row", "error", "difference", "answer")}
-            return rest | {"figures": figures, "fault": fault}
+            return {key: value for key, value in check.items() if key != "answer_html"} | {"figures": figures}
 
         verdict, failed = self.verdict(), self.failed
         tests = [
@@ -201,7 +193,7 @@ class Checks:
             | {"checks": list(map(said, self.checks(test)))}
             for test in self.tests
         ]
-        return {"verdict": verdict.partition(":")[0].lower(), "told": verdict, **facts, "tests": tests}
+        return _plain({"verdict": verdict.partition(":")[0].lower(), "told": verdict, **facts, "tests": tests})
 
 
 def cause(report: Any) -> str:
@@ -218,12 +210,16 @@ def fault_rows(faults: Sequence[dict[str, Any]]) -> list[list[str]]:
     return [list(faults[0]), *rows] if faults else []
 
 
-def _of(count: int, what: str) -> str:
-    return what if count == 1 else f"{what}s"
+def _counted(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
 
 def _plain(value: Any) -> Any:
     """For JSON, which has no NaN: "nan" and "inf" stand in."""
+    if isinstance(value, dict):
+        return {key: _plain(each) for key, each in value.items()}
+    if isinstance(value, list):
+        return list(map(_plain, value))
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
 
 
@@ -240,4 +236,4 @@ def _processor() -> str:
         about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
         named = re.search(r"^model name\s*: (.+)", about, re.MULTILINE)
         model = named[1].strip() if named else model
-    return f"{cores} {_of(cores, 'core')} of {model}"
+    return f"{_counted(cores, 'core')} of {model}"

@@ -15,11 +15,10 @@ from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
 import numpy as np
-from flax import traverse_util
 from numpy.typing import ArrayLike
 
 from jax_tformer.config import Activation, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import changed_fields, differences, from_dict, to_dict
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import (
@@ -27,6 +26,7 @@ from jax_tformer.hub.names import (
     Rearranged,
     Stacked,
     View,
+    Views,
     WeightsError,
     listed,
     once,
@@ -37,10 +37,12 @@ from jax_tformer.hub.names import (
     same_bytes,
     slots,
 )
+from jax_tformer.model.parameters import flatten, unflatten
 
 Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, object]
-"""The fields of a config.json."""
+Fields = dict[str, object]
+"""The fields of a config.json, one that is there or one that is being made."""
 Weights = Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]
 
 MATRIX = "(n o) i -> n o i"
@@ -75,7 +77,8 @@ class CannotExpress(InputError):
 
     def __init__(self, message: str, model_type: str, changed: Mapping[str, tuple[Any, Any]]) -> None:
         super().__init__(message)
-        self.model_type, self.changed = model_type, changed
+        self.model_type = model_type
+        self.changed = changed
 
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {"per_layer_config": (None,), "transformers_weights": (None,)}
@@ -138,7 +141,10 @@ class Row(NamedTuple):
     """Whether the row counts only for configs whose model has these arrays, like the bias of a projection."""
 
 
-def modules(names: Mapping[str, str], theirs: str = "", ours: str = "", axes: str | None = None) -> tuple[Row, ...]:
+Rows = tuple[Row, ...]
+
+
+def modules(names: Mapping[str, str], theirs: str = "", ours: str = "", axes: str | None = None) -> Rows:
     """Makes the rows of the weights and biases of modules: their name -> ours, or several in one text.
 
     `theirs` and `ours` come before all names, and `axes` are those of the weights. Our model decides which have biases.
@@ -168,7 +174,7 @@ class Family:
     template: TransformerConfig
     """Our config for a config.json without settings; fields that no setting names are the same in the whole family."""
     settings: tuple[Setting, ...]
-    rows: Callable[[TransformerConfig], tuple[Row, ...]]
+    rows: Callable[[TransformerConfig], Rows]
     fixed: Settings = field(default_factory=dict)
     """Fields of config.json that change the function; only this value, the default, is supported."""
     flatten: Callable[[Settings], Settings] = lambda config: config
@@ -176,7 +182,7 @@ class Family:
     lists of layers into fields of their own, which the table can name. Raises InputError for what it cannot bring."""
     nest: Callable[[Settings], Settings] = lambda written: written
     """Inverts `flatten`; comes after the table when a config.json is written."""
-    adapted: Callable[[TransformerConfig, Mapping[str, View]], TransformerConfig] = lambda config, weights: config
+    adapted: Callable[[TransformerConfig, Views], TransformerConfig] = lambda config, weights: config
     """Changes our config by what only their arrays tell: parts that config.json does not mention, or ties. Raises
     WeightsError for arrays that no row reads and that the config contradicts."""
 
@@ -221,7 +227,7 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             )
     config = family.flatten(config)
     _require_neutral(family, config)
-    flat = traverse_util.flatten_dict(to_dict(family.template), sep=".")
+    flat = flatten(to_dict(family.template))
     for setting in family.settings:
         given = _given(setting, config)
         if given is not None:
@@ -230,7 +236,7 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             flat |= dict.fromkeys(setting.paths, None)
         elif setting.default is not None:
             flat |= dict.fromkeys(setting.paths, setting.default(flat))
-    nested = traverse_util.unflatten_dict(flat, sep=".")
+    nested = unflatten(flat)
     try:
         return canonical(from_dict(TransformerConfig, nested, where="the Hugging Face config"))
     except InputError as error:
@@ -241,7 +247,8 @@ def _in_their_words(family: Family, problem: str, flat: Settings) -> str:
     """Returns what our config says is wrong with `flat`, with the names that config.json has for our fields."""
 
     def named(match: re.Match[str]) -> str:
-        ours, value = match[1], match[2]
+        ours = match[1]
+        value = match[2]
         found = {
             setting.said or setting.theirs: [str(flat[path]) for path in setting.paths]
             for setting in family.settings
@@ -253,13 +260,13 @@ def _in_their_words(family: Family, problem: str, flat: Settings) -> str:
     return re.sub(r"([a-z][a-z_.]+)(?: is (\S+?)[;,]?(?= )|(?=\"| / | set\b))", named, problem)
 
 
-def write_settings(family: Family, config: TransformerConfig) -> dict[str, object]:
+def write_settings(family: Family, config: TransformerConfig) -> Fields:
     """Inverts `read_settings`; raises CannotExpress, which lists what the family cannot express, and
     WeightsError if our model has other parts than theirs.
 
     Leaves out `config.compute`, which is not part of a model there.
     """
-    flat = traverse_util.flatten_dict(to_dict(config), sep=".")
+    flat = flatten(to_dict(config))
     for side in ("encoder", "decoder"):
         stack = getattr(config, side)
         if (stack is None) != (getattr(family.template, side) is None):
@@ -268,7 +275,7 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
             # Numbers that None stands for, which not every reader works out.
             flat[f"{side}.key_value_heads"] = stack.key_value_heads or stack.num_heads
             flat[f"{side}.head_width"] = config.head_width(stack)
-    table: dict[str, object] = {"model_type": family.model_type, **family.fixed}
+    table: Fields = {"model_type": family.model_type, **family.fixed}
     for setting in family.settings:
         value = flat[setting.paths[0]]
         names = [name for name, meaning in (setting.values or {value: value}).items() if meaning == value]
@@ -278,12 +285,16 @@ def write_settings(family: Family, config: TransformerConfig) -> dict[str, objec
     # Stand-ins for the arrays that will be written: alike where they hold the same array of ours.
     rows = family.rows(config)
     held = {row.theirs: row.ours for row in rows if row.ours is not None}
-    arrays, config = {name: np.array(ours) for name, ours in held.items()}, canonical(config)
+    arrays = {name: np.array(ours) for name, ours in held.items()}
+    config = canonical(config)
     read = replace(family.adapted(read_settings(family, written), arrays), compute=config.compute)
     if read != config:
         lost = "; ".join(differences(to_dict(read), to_dict(config)))
-        told = f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}"
-        raise CannotExpress(told, family.model_type, changed_fields(to_dict(read), to_dict(config)))
+        raise CannotExpress(
+            f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}",
+            family.model_type,
+            changed_fields(to_dict(read), to_dict(config)),
+        )
     Layout(rows, config)
     return written
 
@@ -301,7 +312,8 @@ def _require_neutral(family: Family, config: Settings) -> None:
 
 def _given(setting: Setting, config: Settings) -> object:
     """Returns the value by either name; None if it has none."""
-    value, other = config.get(setting.theirs), config.get(setting.synonym or "")
+    value = config.get(setting.theirs)
+    other = config.get(setting.synonym or "")
     if value is not None and other is not None and value != other:
         raise InputError(
             f"{setting.theirs} is {value!r} and {setting.synonym} is {other!r} in the Hugging Face config, two names "
@@ -335,7 +347,7 @@ class Place(NamedTuple):
 class Layout:
     """The rows of a class for one config: where each of their arrays is among ours."""
 
-    def __init__(self, rows: tuple[Row, ...], config: TransformerConfig) -> None:
+    def __init__(self, rows: Rows, config: TransformerConfig) -> None:
         """Expands the rows to all layers; raises WeightsError unless they fill exactly the arrays of `config`."""
         self._rows = rows
         self._shapes = {name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()}
@@ -370,7 +382,7 @@ class Layout:
             "|".join(re.escape(row.theirs).replace(r"\*", r"\d+") for row in self._rows if row.ours is None) or "(?!)"
         )
         first_parts = sorted({row.theirs.split(".")[0] for row in self._rows})
-        known: dict[str, str | None] = {}
+        known = {}
         for name in names:
             newer = re.sub(r"\.beta$", ".bias", re.sub(r"\.gamma$", ".weight", name))
             spellings = [name, newer, *(f"{first}.{newer}" for first in first_parts)]
@@ -379,7 +391,7 @@ class Layout:
             known[name] = None if dropped.fullmatch(chosen) else chosen
         return known
 
-    def ours(self, weights: Mapping[str, View]) -> dict[str, View]:
+    def ours(self, weights: Views) -> dict[str, View]:
         """Returns views of their arrays as ours. Reads only arrays that should repeat others, to compare them.
 
         Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not
@@ -407,14 +419,14 @@ class Layout:
                 ours.setdefault(name, part)
         return ours
 
-    def theirs(self, weights: Mapping[str, View], names: Collection[str] | None = None) -> dict[str, View]:
+    def theirs(self, weights: Views, names: Collection[str] | None = None) -> Views:
         """Returns views of our arrays as theirs; of arrays that repeat each other, those in `names`, or the first.
 
         Tied arrays are written once, as Hugging Face does, and of dropped ones those that it expects. Raises
         WeightsError, which lists all that does not fit the config.
         """
         require_fit("config", weights, self._shapes)
-        theirs: dict[str, View] = {}
+        theirs = {}
         written = {place.ours[0] for place in self.places if names is not None and place.theirs in names}
         for place in self.places:
             parts = [weights[name] for name in place.ours]
@@ -440,9 +452,7 @@ def _inverse(axes: str) -> str:
     return f"{after} -> {before}"
 
 
-def config_from_huggingface(
-    config: Mapping[str, object], weights: Mapping[str, View] | None = None
-) -> TransformerConfig:
+def config_from_huggingface(config: Settings, weights: Views | None = None) -> TransformerConfig:
     """Returns our config of the model that a config.json (parsed) describes, computing in float32.
 
     `weights` are its arrays: some parts, such as the pooler of BertModel, are there if their arrays are. Without them,
@@ -456,7 +466,7 @@ def config_from_huggingface(
     return ours if weights is None else family.adapted(ours, weights)
 
 
-def family_of(config: Mapping[str, object]) -> Family:
+def family_of(config: Settings) -> Family:
     """Returns the tables of the class that a config.json names; raises InputError for unknown classes."""
     named = config.get("architectures")
     if not isinstance(named, list) or len(named) != 1:
@@ -464,7 +474,7 @@ def family_of(config: Mapping[str, object]) -> Family:
     return _family(str(named[0]))
 
 
-def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[TransformerConfig, Arrays]:
+def from_huggingface(config: Settings, weights: Weights) -> tuple[TransformerConfig, Arrays]:
     """Returns our config, and the weights with the names and layouts of `torch_ref`, bit for bit, in their own types.
 
     `config` is a parsed config.json; `weights` are their arrays by name, as a mapping or in pairs. Then
@@ -477,7 +487,7 @@ def from_huggingface(config: Mapping[str, object], weights: Weights) -> tuple[Tr
     return ours, {name: read(view) for name, view in views.items()}
 
 
-def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[dict[str, object], Arrays]:
+def to_huggingface(architecture: str, config: TransformerConfig, weights: Weights) -> tuple[Fields, Arrays]:
     """Inverts `from_huggingface`: returns the fields of config.json, and the arrays of a model of that class.
 
     Raises InputError if the class is unknown or cannot express `config`, and WeightsError if the weights (as
@@ -490,8 +500,10 @@ def to_huggingface(architecture: str, config: TransformerConfig, weights: Weight
 
 
 def _family(architecture: str) -> Family:
-    if architecture not in FAMILIES:
-        raise InputError(f"{architecture!r} is not a known Hugging Face class; expected one of {', '.join(FAMILIES)}")
+    require(
+        architecture in FAMILIES,
+        f"{architecture!r} is not a known Hugging Face class; expected one of {', '.join(FAMILIES)}",
+    )
     return FAMILIES[architecture]
 
 

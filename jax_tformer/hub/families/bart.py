@@ -7,7 +7,18 @@ facebook/bart-base and bart-large are of the class BartModel, which has no head.
 from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.hub.families import ACTIVATIONS, ATTENTION, Family, Row, Setting, Settings, modules, named
+from jax_tformer.hub.families import (
+    ACTIVATIONS,
+    ATTENTION,
+    Family,
+    Fields,
+    Row,
+    Rows,
+    Setting,
+    Settings,
+    modules,
+    named,
+)
 
 STACK = StackConfig(
     num_layers=12,
@@ -73,8 +84,10 @@ _LAYER = {
 }
 
 
-def _stack(side: str, embedding: str) -> tuple[Row, ...]:
-    theirs, layer, ours = f"model.{side}.", f"model.{side}.layers.*.", f"{side}.blocks.*."
+def _stack(side: str, embedding: str) -> Rows:
+    theirs = f"model.{side}."
+    layer = f"model.{side}.layers.*."
+    ours = f"{side}.blocks.*."
     return (
         *modules({"embed_positions": "positions", "layernorm_embedding": "norm"}, theirs, f"{embedding}."),
         *modules(ATTENTION, f"{layer}self_attn.", f"{ours}self_attention."),
@@ -98,9 +111,10 @@ def _tables(config: TransformerConfig) -> tuple[str, str]:
     return source, source if config.shared_embedding else "target_embedding.tokens.weight"
 
 
-def _stacks(config: TransformerConfig) -> tuple[Row, ...]:
+def _stacks(config: TransformerConfig) -> Rows:
     """Returns the rows of all but the head; untied it has three token tables, and `shared` is unused."""
-    (source, target), shared = _tables(config), config.shared_embedding
+    source, target = _tables(config)
+    shared = config.shared_embedding
     return (
         Row("model.shared.weight", source if shared else None, filled=None if shared else source),
         Row("model.encoder.embed_tokens.weight", source),
@@ -109,7 +123,7 @@ def _stacks(config: TransformerConfig) -> tuple[Row, ...]:
     )
 
 
-def rows(config: TransformerConfig) -> tuple[Row, ...]:
+def rows(config: TransformerConfig) -> Rows:
     """Returns the rows of a BartForConditionalGeneration."""
     return (
         *_stacks(config),
@@ -119,17 +133,17 @@ def rows(config: TransformerConfig) -> tuple[Row, ...]:
     )
 
 
-def _bare(config: TransformerConfig) -> tuple[Row, ...]:
+def _bare(config: TransformerConfig) -> Rows:
     """Returns the rows of a BartModel; a tied head without a bias has no arrays."""
     return tuple(row._replace(theirs=row.theirs.removeprefix("model.")) for row in _stacks(config))
 
 
-def _find_head(config: Settings) -> dict[str, object]:
+def _find_head(config: Settings) -> Fields:
     """Says that tied tables serve as a head; untied, AutoModelForSeq2SeqLM would draw one."""
     return {**config, "head": "none" if config.get("tie_word_embeddings") is False else "linear"}
 
 
-def _leave_head(written: Settings) -> dict[str, object]:
+def _leave_head(written: Settings) -> Fields:
     """Inverts `_find_head`."""
     return {name: value for name, value in written.items() if name != "head"}
 

@@ -6,8 +6,8 @@ from dataclasses import replace
 from jax_tformer.config import Head, Pooler, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, head, modules, named
-from jax_tformer.hub.names import View
+from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Row, Rows, Setting, Settings, head, modules, named
+from jax_tformer.hub.names import Views
 
 SETTINGS = (
     *named(
@@ -36,7 +36,7 @@ CLASSES = Setting("classes", "classes", said="num_labels")
 """Made by `count_labels`; what the classes are called is not part of our config."""
 
 
-def count_labels(config: Settings) -> dict[str, object]:
+def count_labels(config: Settings) -> Fields:
     """Works out the number of classes from their names, or from `num_labels`, as config.json may say instead."""
     names = config.get("id2label")
     if names is not None and not isinstance(names, Mapping):
@@ -50,7 +50,7 @@ def count_labels(config: Settings) -> dict[str, object]:
     return {**config, "classes": number if names is None else len(names)}
 
 
-def name_labels(written: Settings) -> dict[str, object]:
+def name_labels(written: Settings) -> Fields:
     """Inverts `count_labels`, with the names that transformers gives to classes without one.
 
     A rate of the classifier that is the hidden one's is null, as by default.
@@ -83,7 +83,7 @@ _LAYER = {
 }
 
 
-def encoder(prefix: str = "") -> tuple[Row, ...]:
+def encoder(prefix: str = "") -> Rows:
     """Returns the rows of embedding and encoder, which RoBERTa shares."""
     return (
         *modules(_EMBEDDING, f"{prefix}embeddings.", "embedding."),
@@ -93,24 +93,25 @@ def encoder(prefix: str = "") -> tuple[Row, ...]:
     )
 
 
-def no_pooler(prefix: str) -> tuple[Row, ...]:
+def no_pooler(prefix: str) -> Rows:
     """Returns the rows of a pooler that files of other classes hold, and this class does not have."""
     return Row(f"{prefix}pooler.dense.weight", None), Row(f"{prefix}pooler.dense.bias", None)
 
 
-def bare(config: TransformerConfig) -> tuple[Row, ...]:
+def bare(config: TransformerConfig) -> Rows:
     """Returns the rows of a BertModel or RobertaModel; one made with `add_pooling_layer=False` has no pooler."""
     return *encoder(), *modules({} if config.pooler == "none" else {"pooler.dense": "pooler.dense"})
 
 
-def with_or_without_pooler(config: TransformerConfig, weights: Mapping[str, View]) -> TransformerConfig:
+def with_or_without_pooler(config: TransformerConfig, weights: Views) -> TransformerConfig:
     """Returns the config without its pooler if no array is called so: config.json does not tell."""
     return config if any(name.endswith("pooler.dense.weight") for name in weights) else replace(config, pooler="none")
 
 
-def masked_head(theirs: str, config: TransformerConfig) -> tuple[Row, ...]:
+def masked_head(theirs: str, config: TransformerConfig) -> Rows:
     """Returns the rows of a head's projection; an untied one has arrays of its own, and the first bias is unused."""
-    bias, tied = "head.bias", config.tied_head
+    bias = "head.bias"
+    tied = config.tied_head
     return (
         Row(f"{theirs}bias", bias if tied else None, filled=None if tied else bias),
         head(f"{theirs}decoder.weight", config),
@@ -118,7 +119,7 @@ def masked_head(theirs: str, config: TransformerConfig) -> tuple[Row, ...]:
     )
 
 
-def _masked(config: TransformerConfig) -> tuple[Row, ...]:
+def _masked(config: TransformerConfig) -> Rows:
     return (
         *encoder("bert."),
         *no_pooler("bert."),
@@ -138,7 +139,7 @@ def headless(masked: Family, pooler: Pooler = "tanh") -> TransformerConfig:
 def classifier(
     masked: Family,
     head: Head,
-    rows: tuple[Row, ...],
+    rows: Rows,
     settings: tuple[Setting, ...],
     pooled: Pooler = "none",
     **rates: float,

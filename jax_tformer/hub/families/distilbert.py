@@ -3,7 +3,7 @@
 from dataclasses import replace
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, bert, head, modules, named
+from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Rows, Setting, bert, head, modules, named
 
 
 def _settings(more: str = "") -> tuple[Setting, ...]:
@@ -39,7 +39,7 @@ _LAYER = {
 }
 
 
-def _encoder(prefix: str = "") -> tuple[Row, ...]:
+def _encoder(prefix: str = "") -> Rows:
     return (
         *modules(_EMBEDDING, f"{prefix}embeddings.", "embedding."),
         *modules(_LAYER, f"{prefix}transformer.layer.*.", "encoder.blocks.*."),
@@ -48,7 +48,7 @@ def _encoder(prefix: str = "") -> tuple[Row, ...]:
     )
 
 
-def _masked(config: TransformerConfig) -> tuple[Row, ...]:
+def _masked(config: TransformerConfig) -> Rows:
     return (
         *_encoder("distilbert."),
         *modules({"vocab_transform": "head.dense", "vocab_layer_norm": "head.norm"}),

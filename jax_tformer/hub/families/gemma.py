@@ -1,10 +1,11 @@
 """The tables of Gemma 1 to 3 (Gemma Team, 2024; 2024; 2025), `transformers.GemmaForCausalLM` and so on."""
 
 from dataclasses import replace
+from typing import Any
 
 from jax_tformer.config import RotaryConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, layer_types, llama, rope
+from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Rows, Setting, Settings, layer_types, llama, rope
 from jax_tformer.hub.families.layer_types import FULL, WINDOWED
 
 _GEMMA = TransformerConfig(
@@ -76,16 +77,16 @@ _NORMS = {
 _LOCAL = "rope_local_base_freq"
 
 
-def _rows(config: TransformerConfig) -> tuple[Row, ...]:
+def _rows(config: TransformerConfig) -> Rows:
     return llama.rows(config, _NORMS)
 
 
-def _flatten2(config: Settings) -> dict[str, object]:
+def _flatten2(config: Settings) -> Fields:
     config = rope.flatten(config)
     return layer_types.flatten(config, _window(config), _STACK.num_layers, lambda layer: layer % 2 == 0)
 
 
-def _flatten3(config: Settings) -> dict[str, object]:
+def _flatten3(config: Settings) -> Fields:
     """Each kind of layer has rotary positions of its own; older fields speak of those without a window, but one."""
     kinds = rope.rope_object(config)
     if kinds.keys() - {FULL, WINDOWED}:
@@ -113,15 +114,16 @@ def _window(config: Settings) -> object:
     return config.get("sliding_window", _STACK.window)
 
 
-def _nest2(written: Settings) -> dict[str, object]:
-    scale = written["query_pre_attn_scalar"]
+def _nest2(written: Settings) -> Fields:
+    scale: Any = written["query_pre_attn_scalar"]
     widths = {"head_width": written["head_dim"], "model_width": written["hidden_size"], "none": 1}
-    number = widths[scale] if isinstance(scale, str) else scale
+    number: Any = widths.get(scale, scale)
     nested = layer_types.nest(rope.nest(written))
-    return {**nested, "sliding_window": written["window"], "query_pre_attn_scalar": number}
+    # Their field is a whole number: a scale that is none is refused, because it is not what is read back.
+    return {**nested, "sliding_window": written["window"], "query_pre_attn_scalar": int(number)}
 
 
-def _nest3(written: Settings) -> dict[str, object]:
+def _nest3(written: Settings) -> Fields:
     nested = _nest2(written)
     local = nested.pop(_LOCAL)
     kinds = {FULL: nested["rope_parameters"], WINDOWED: {"rope_type": "default", "rope_theta": local}}

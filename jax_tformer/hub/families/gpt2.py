@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.hub.families import ACTIVATIONS, CONV1D, Family, Row, Setting, head, modules, named
+from jax_tformer.hub.families import ACTIVATIONS, CONV1D, Family, Row, Rows, Setting, head, modules, named
 
 
 def _four_times_the_width(ours: Mapping[str, object]) -> object:
@@ -52,7 +52,7 @@ ROWS = (
 )
 
 
-def rows(config: TransformerConfig) -> tuple[Row, ...]:
+def rows(config: TransformerConfig) -> Rows:
     """Returns the rows of a GPT2LMHeadModel; an untied head is an array of its own."""
     return *ROWS, head("lm_head.weight", config)
 

@@ -2,7 +2,20 @@
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import ACTIVATIONS, BIASES, Family, Row, Setting, Settings, head, modules, named, rope
+from jax_tformer.hub.families import (
+    ACTIVATIONS,
+    BIASES,
+    Family,
+    Fields,
+    Row,
+    Rows,
+    Setting,
+    Settings,
+    head,
+    modules,
+    named,
+    rope,
+)
 
 TEMPLATE = TransformerConfig(
     vocab_size=50432,
@@ -57,11 +70,12 @@ def _head_width(config: Settings) -> int:
     return width // heads
 
 
-def _flatten(config: Settings) -> dict[str, object]:
+def _flatten(config: Settings) -> Fields:
     """Works out `rotary_width`, of which they say the part of a head's width that it is."""
     given = rope.rope_object(config, "rope_scaling") or rope.rope_object(config)
     given.setdefault("rope_theta", config.get("rotary_emb_base"))
-    part, width = given.get("partial_rotary_factor", config.get("rotary_pct", 0.25)), _head_width(config)
+    part = given.get("partial_rotary_factor", config.get("rotary_pct", 0.25))
+    width = _head_width(config)
     if not isinstance(part, int | float) or not 0 < part <= 1:
         raise InputError(f"rotary_pct is {part!r} in the Hugging Face config; expected a number above 0, at most 1")
     flat = rope.only_positions(config, rope.flat_rope(given))
@@ -73,15 +87,17 @@ def _flatten(config: Settings) -> dict[str, object]:
     return {**config, **flat, "rotary_width": None if part == 1 else int(width * part)}
 
 
-def _nest(written: Settings) -> dict[str, object]:
-    nested, width = rope.nest(written), _head_width(written)
+def _nest(written: Settings) -> Fields:
+    nested = rope.nest(written)
+    width = _head_width(written)
     turned = nested.pop("rotary_width")
     part = 1.0 if turned is None else int(str(turned)) / width
     return {**nested, "rope_parameters": {**rope.nested_rope(written), "partial_rotary_factor": part}}
 
 
-def _rows(config: TransformerConfig) -> tuple[Row, ...]:
-    layer, heads = ("gpt_neox.layers.*.", "decoder.blocks.*."), (("h", config.output_stack.num_heads),)
+def _rows(config: TransformerConfig) -> Rows:
+    layer = ("gpt_neox.layers.*.", "decoder.blocks.*.")
+    heads = (("h", config.output_stack.num_heads),)
     weights, biases = (
         " ".join(f"decoder.blocks.*.self_attention.{name}.{leaf}" for name in ("query", "key", "value"))
         for leaf in ("weight", "bias")
@@ -110,11 +126,6 @@ def _rows(config: TransformerConfig) -> tuple[Row, ...]:
 
 FAMILIES = {
     "GPTNeoXForCausalLM": Family(
-        model_type="gpt_neox",
-        template=TEMPLATE,
-        settings=SETTINGS,
-        rows=_rows,
-        flatten=_flatten,
-        nest=_nest,
+        model_type="gpt_neox", template=TEMPLATE, settings=SETTINGS, rows=_rows, flatten=_flatten, nest=_nest
     )
 }

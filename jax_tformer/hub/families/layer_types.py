@@ -3,9 +3,10 @@
 from collections.abc import Callable, Sequence
 
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import Setting, Settings
+from jax_tformer.hub.families import Fields, Setting, Settings
 
-WINDOWED, FULL = "sliding_attention", "full_attention"
+WINDOWED = "sliding_attention"
+FULL = "full_attention"
 SETTINGS = (
     Setting("window", "decoder.window", nullable=True, said="sliding_window"),
     Setting("window_layers", "decoder.window_layers", nullable=True),
@@ -13,12 +14,13 @@ SETTINGS = (
 """Fields that no config.json has: `flatten` makes them of others."""
 
 
-def flatten(config: Settings, window: object, layers: int, is_windowed: Callable[[int], bool]) -> dict[str, object]:
+def flatten(config: Settings, window: object, layers: int, is_windowed: Callable[[int], bool]) -> Fields:
     """Returns `config` with the window and the pattern of its layers; `layers` is their number unless it says one.
 
     Where it does not list the kinds of layers, `is_windowed` tells that of each.
     """
-    given, kinds = config.get("num_hidden_layers"), config.get("layer_types")
+    given = config.get("num_hidden_layers")
+    kinds = config.get("layer_types")
     layers = given if isinstance(given, int) else layers
     if kinds is None:
         flags = [window is not None and is_windowed(layer) for layer in range(layers)]
@@ -49,12 +51,14 @@ def shortest(flags: Sequence[bool]) -> tuple[bool, ...] | None:
 
 def flags_of(written: Settings) -> list[bool]:
     """Returns which layers have the window, by what `flatten` has made."""
-    window, pattern, layers = written["window"], written["window_layers"], int(str(written["num_hidden_layers"]))
+    window = written["window"]
+    pattern = written["window_layers"]
+    layers = int(str(written["num_hidden_layers"]))
     pattern = pattern if isinstance(pattern, tuple | list) else (window is not None,)
     return [bool(pattern[layer % len(pattern)]) for layer in range(layers)]
 
 
-def nest(written: Settings) -> dict[str, object]:
+def nest(written: Settings) -> Fields:
     """Replaces the window and the pattern by the kinds of all layers; leaves `sliding_window` to the family."""
     rest = {name: value for name, value in written.items() if name not in ("window", "window_layers")}
     return {**rest, "layer_types": [WINDOWED if flag else FULL for flag in flags_of(written)]}

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.hub.families import ACTIVATIONS, BIASES, Family, Row, Setting, head, modules, named, rope
+from jax_tformer.hub.families import ACTIVATIONS, BIASES, Family, Row, Rows, Setting, head, modules, named, rope
 
 STACK = StackConfig(
     num_layers=32,
@@ -59,7 +59,7 @@ NORMS = {"input_layernorm": "self_attention_norm", "post_attention_layernorm": "
 """Their norms of a layer -> ours."""
 
 
-def rows(config: TransformerConfig, norms: Mapping[str, str] = NORMS) -> tuple[Row, ...]:
+def rows(config: TransformerConfig, norms: Mapping[str, str] = NORMS) -> Rows:
     """Returns the rows of a LlamaForCausalLM, or of a descendant with other `norms`."""
     names = {**ATTENTION, **norms, **{f"mlp.{name}_proj": f"feedforward.{name}" for name in ("gate", "up", "down")}}
     if config.output_stack.query_key_norm:

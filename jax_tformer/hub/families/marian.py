@@ -3,15 +3,14 @@
 Translations begin with the padding token, and its row trains by these look-ups, unlike there (docs/known-issues.md).
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import numpy as np
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, bart, named
-from jax_tformer.hub.names import View, WeightsError, read
+from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Row, Rows, Setting, Settings, bart, named
+from jax_tformer.hub.names import Views, WeightsError, read
 
 _STACK = replace(bart.STACK, embedding_norm=False, positions="sinusoidal_half", position_offset=0)
 LARGE = replace(bart.LARGE, vocab_size=58101, encoder=_STACK, decoder=_STACK)
@@ -39,13 +38,13 @@ def flatten(config: Settings) -> Settings:
     return {**config, "share_encoder_decoder_embeddings": False} if untied else config
 
 
-def nest(written: Settings) -> Settings:
+def nest(written: Settings) -> Fields:
     """Adds the size of the decoder's vocabulary, which is the encoder's, and says of untied tables what files say."""
     shared = written["share_encoder_decoder_embeddings"] or written["tie_word_embeddings"] is False
     return {**written, "decoder_vocab_size": written["vocab_size"], "share_encoder_decoder_embeddings": shared}
 
 
-def checked(config: TransformerConfig, weights: Mapping[str, View]) -> TransformerConfig:
+def checked(config: TransformerConfig, weights: Views) -> TransformerConfig:
     """Returns `config`; raises WeightsError if the file has a table of positions that are not these sinusoids."""
     for side, name in _TABLES.items():
         if name not in weights:
@@ -54,7 +53,8 @@ def checked(config: TransformerConfig, weights: Mapping[str, View]) -> Transform
         # The shape comes first: config.json may say any number.
         fits = weights[name].shape == (stack.max_positions, config.d_model)
         if fits:
-            positions, places = np.arange(stack.max_positions)[:, None], np.arange(0, config.d_model, 2)[None]
+            positions = np.arange(stack.max_positions)[:, None]
+            places = np.arange(0, config.d_model, 2)[None]
             angles = positions / stack.position_base ** (places / config.d_model)
             expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
             # float16 and bfloat16 keep three and two digits.
@@ -67,7 +67,7 @@ def checked(config: TransformerConfig, weights: Mapping[str, View]) -> Transform
     return config
 
 
-def rows(config: TransformerConfig) -> tuple[Row, ...]:
+def rows(config: TransformerConfig) -> Rows:
     """Returns the rows of a MarianMTModel: BART's, without norms of embeddings, and with computed positions."""
     computed = {name: Row(name, None) for name in _TABLES.values()}
     if config.tied_head and not config.shared_embedding:

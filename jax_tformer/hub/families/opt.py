@@ -1,13 +1,14 @@
 """The tables of OPT (Zhang et al., 2022), `transformers.OPTForCausalLM`."""
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import require
 from jax_tformer.hub.families import (
     ACTIVATIONS,
     ATTENTION,
     BIASES,
     Family,
-    Row,
+    Fields,
+    Rows,
     Setting,
     Settings,
     head,
@@ -54,26 +55,28 @@ SETTINGS = (
 )
 
 
-def _flatten(config: Settings) -> dict[str, object]:
+def _flatten(config: Settings) -> Fields:
     """Works out `final_norm`, which follows from two of their settings."""
-    width, projected = config.get("hidden_size", TEMPLATE.d_model), config.get("word_embed_proj_dim")
-    if projected not in (None, width):
-        raise InputError(
-            f"word_embed_proj_dim is {projected!r} in the Hugging Face config; only hidden_size, {width!r}, "
-            "is supported"
-        )
-    before, removed = config.get("do_layer_norm_before"), config.get("_remove_final_layer_norm")
+    width = config.get("hidden_size", TEMPLATE.d_model)
+    projected = config.get("word_embed_proj_dim")
+    require(
+        projected in (None, width),
+        f"word_embed_proj_dim is {projected!r} in the Hugging Face config; only hidden_size, {width!r}, is supported",
+    )
+    before = config.get("do_layer_norm_before")
+    removed = config.get("_remove_final_layer_norm")
     return {**config, "final_norm": before is not False and removed is not True}
 
 
-def _nest(written: Settings) -> dict[str, object]:
+def _nest(written: Settings) -> Fields:
     nested = dict(written)
     removed = nested["do_layer_norm_before"] is True and not nested.pop("final_norm")
     return {**nested, "_remove_final_layer_norm": removed, "word_embed_proj_dim": nested["hidden_size"]}
 
 
-def _rows(config: TransformerConfig) -> tuple[Row, ...]:
-    layer, ours = "model.decoder.layers.*.", "decoder.blocks.*."
+def _rows(config: TransformerConfig) -> Rows:
+    layer = "model.decoder.layers.*."
+    ours = "decoder.blocks.*."
     names = {
         "self_attn_layer_norm": "self_attention_norm",
         "fc1": "feedforward.up",

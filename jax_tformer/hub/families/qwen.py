@@ -5,7 +5,7 @@ Both are Llamas; Qwen2 has biases of queries, keys and values, and Qwen3 normali
 
 from dataclasses import replace
 
-from jax_tformer.hub.families import Settings, layer_types, llama, rope
+from jax_tformer.hub.families import Fields, Settings, layer_types, llama, rope
 
 _STACK = replace(llama.STACK, feedforward_width=22016, max_positions=32768, key_value_heads=32)
 _TEMPLATE = replace(llama.TEMPLATE, vocab_size=151936)
@@ -13,7 +13,7 @@ _TEMPLATE = replace(llama.TEMPLATE, vocab_size=151936)
 _SETTINGS = (*llama.SETTINGS, llama.ACTIVATION, llama.HEAD_WIDTH, *layer_types.SETTINGS)
 
 
-def _flatten(config: Settings) -> dict[str, object]:
+def _flatten(config: Settings) -> Fields:
     config = rope.flatten(config)
     window = config.get("sliding_window", 4096) if config.get("use_sliding_window") else None
     first = config.get("max_window_layers")
@@ -21,8 +21,9 @@ def _flatten(config: Settings) -> dict[str, object]:
     return layer_types.flatten(config, window, _STACK.num_layers, lambda layer: layer >= first)
 
 
-def _nest(written: Settings) -> dict[str, object]:
-    window, flags = written["window"], layer_types.flags_of(written)
+def _nest(written: Settings) -> Fields:
+    window = written["window"]
+    flags = layer_types.flags_of(written)
     fields = {"use_sliding_window": window is not None, "sliding_window": window}
     first = flags.index(True) if window is not None else len(flags)
     if window is not None and all(flags[first:]):

@@ -9,10 +9,10 @@ from dataclasses import replace
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import Family, Row, Setting, Settings, bert, modules
+from jax_tformer.hub.families import Family, Fields, Rows, Setting, Settings, bert, modules
 
 
-def count_positions(config: Settings) -> dict[str, object]:
+def count_positions(config: Settings) -> Fields:
     """Works out how many positions there are, and in which row the first one is."""
     numbers = []
     for name, default in (("pad_token_id", 1), ("max_position_embeddings", 512)):
@@ -24,10 +24,11 @@ def count_positions(config: Settings) -> dict[str, object]:
     return {**config, "position_offset": padding + 1, "max_positions": rows - padding - 1}
 
 
-def nest_positions(written: Settings) -> dict[str, object]:
+def nest_positions(written: Settings) -> Fields:
     """Inverts `count_positions`."""
     nested = dict(written)
-    offset, positions = int(str(nested.pop("position_offset"))), int(str(nested.pop("max_positions") or 0))
+    offset = int(str(nested.pop("position_offset")))
+    positions = int(str(nested.pop("max_positions") or 0))
     # Without an offset there is no padding token; the default is read back, and refused.
     return {**nested, "pad_token_id": offset - 1 if offset else None, "max_position_embeddings": positions + offset}
 
@@ -45,7 +46,7 @@ MASKED = (
 )
 
 
-def _masked(config: TransformerConfig) -> tuple[Row, ...]:
+def _masked(config: TransformerConfig) -> Rows:
     return (
         *bert.encoder("roberta."),
         *bert.no_pooler("roberta."),
@@ -58,21 +59,14 @@ _TEMPLATE = replace(bert.TEMPLATE, vocab_size=50265, encoder=replace(bert.STACK,
 _MASKED = Family("roberta", _TEMPLATE, MASKED, _masked, bert.FIXED, count_positions, nest_positions)
 _WITHOUT_POOLER = (*bert.encoder("roberta."), *bert.no_pooler("roberta."))
 # What pools is a part of its head.
-_TEXTS = (
-    *_WITHOUT_POOLER,
-    *modules({"classifier.dense": "pooler.dense", "classifier.out_proj": "classifier"}),
-)
+_TEXTS = (*_WITHOUT_POOLER, *modules({"classifier.dense": "pooler.dense", "classifier.out_proj": "classifier"}))
 _TOKENS = (*_WITHOUT_POOLER, *modules({"classifier": "classifier"}))
 # The head of texts drops twice, at the same rate.
 _TEXT_SETTINGS = (*SETTINGS, bert.classifier_dropout("dropout.pooler dropout.classifier"))
 _TOKEN_SETTINGS = (*SETTINGS, bert.classifier_dropout("dropout.classifier"))
 FAMILIES = {
     "RobertaModel": replace(
-        _MASKED,
-        template=bert.headless(_MASKED),
-        settings=SETTINGS,
-        rows=bert.bare,
-        adapted=bert.with_or_without_pooler,
+        _MASKED, template=bert.headless(_MASKED), settings=SETTINGS, rows=bert.bare, adapted=bert.with_or_without_pooler
     ),
     "RobertaForMaskedLM": _MASKED,
     "RobertaForSequenceClassification": bert.classifier(

@@ -2,8 +2,8 @@
 
 from collections.abc import Mapping
 
-from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import Setting, Settings
+from jax_tformer.config.errors import InputError, require
+from jax_tformer.hub.families import Fields, Setting, Settings
 
 PREFIX = "rope_parameters."
 _LLAMA3 = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
@@ -26,14 +26,12 @@ SETTINGS = (
     Setting(f"{PREFIX}low_freq_factor", "decoder.rotary.low_frequency_factor"),
     Setting(f"{PREFIX}high_freq_factor", "decoder.rotary.high_frequency_factor"),
     Setting(
-        f"{PREFIX}original_max_position_embeddings",
-        "decoder.rotary.original_positions",
-        default=_original_positions,
+        f"{PREFIX}original_max_position_embeddings", "decoder.rotary.original_positions", default=_original_positions
     ),
 )
 
 
-def rope_object(config: Settings, name: str = "rope_parameters") -> dict[str, object]:
+def rope_object(config: Settings, name: str = "rope_parameters") -> Fields:
     """Returns a field of `config` that should hold an object; {} for null and for an absent one."""
     given = config.get(name)
     if given is None:
@@ -43,7 +41,7 @@ def rope_object(config: Settings, name: str = "rope_parameters") -> dict[str, ob
     return dict(given)
 
 
-def flatten(config: Settings) -> dict[str, object]:
+def flatten(config: Settings) -> Fields:
     """Returns `config` with a field `rope_parameters.NAME` for each NAME that the table of settings has."""
     rope = rope_object(config, "rope_scaling") or rope_object(config)
     rope.setdefault("rope_theta", config.get("rope_theta"))
@@ -57,19 +55,20 @@ def require_whole(rope: Settings) -> None:
         raise InputError(f"partial_rotary_factor is {turning!r} in the Hugging Face config; only 1.0 is supported")
 
 
-def only_positions(config: Settings, flat: dict[str, object]) -> dict[str, object]:
+def only_positions(config: Settings, flat: Fields) -> Fields:
     """Returns `flat`; raises InputError if `config` says beside it that the positions before scaling were others."""
     name = "original_max_position_embeddings"
-    above, within = config.get(name), flat.get(f"{PREFIX}{name}", config.get("max_position_embeddings"))
-    if flat[f"{PREFIX}rope_type"] == "llama3" and name in config and above != within:
-        raise InputError(
-            f"{name} is {above!r} in the Hugging Face config, and {within!r} by its rope_parameters, two places of one "
-            "setting; expected one value; remove the wrong one"
-        )
+    above = config.get(name)
+    within = flat.get(f"{PREFIX}{name}", config.get("max_position_embeddings"))
+    require(
+        flat[f"{PREFIX}rope_type"] != "llama3" or name not in config or above == within,
+        f"{name} is {above!r} in the Hugging Face config, and {within!r} by its rope_parameters, two places of one "
+        "setting; expected one value; remove the wrong one",
+    )
     return flat
 
 
-def flat_rope(rope: Settings) -> dict[str, object]:
+def flat_rope(rope: Settings) -> Fields:
     """Returns what an object of rotary positions says, as flat fields.
 
     Leaves out what its kind of scaling does not read. Raises InputError if something that it reads is absent.
@@ -82,13 +81,13 @@ def flat_rope(rope: Settings) -> dict[str, object]:
     return {f"{PREFIX}{name}": value for name, value in (known | {"rope_type": kind}).items()}
 
 
-def nest(written: Settings) -> dict[str, object]:
+def nest(written: Settings) -> Fields:
     """Inverts `flatten`, in the newer of the two forms."""
     rest = {name: value for name, value in written.items() if not name.startswith(PREFIX)}
     return {**rest, "rope_parameters": nested_rope(written)}
 
 
-def nested_rope(written: Settings) -> dict[str, object]:
+def nested_rope(written: Settings) -> Fields:
     """Inverts `flat_rope`."""
     kept = ("rope_type", "rope_theta", *_READ[str(written[f"{PREFIX}rope_type"])])
     return {name: written[f"{PREFIX}{name}"] for name in kept}

@@ -3,10 +3,10 @@
 from dataclasses import replace
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.hub.families import ACTIVATIONS, BIASES, Row, Setting, head, llama, modules, named
+from jax_tformer.hub.families import ACTIVATIONS, BIASES, Rows, Setting, head, llama, modules, named
 
 
-def _rows(config: TransformerConfig) -> tuple[Row, ...]:
+def _rows(config: TransformerConfig) -> Rows:
     names = {**llama.ATTENTION, **llama.NORMS, "mlp.c_fc": "feedforward.up", "mlp.c_proj": "feedforward.down"}
     return (
         *modules({"embed_tokens": "embedding.tokens", "norm": "decoder.final_norm"}, "model."),

@@ -1,12 +1,11 @@
 """The tables of T5 (Raffel et al., 2020), 1.0 and 1.1, and Flan: `transformers.T5ForConditionalGeneration`."""
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
-from jax_tformer.hub.families import ACTIVATIONS, Family, Row, Setting, Settings, modules
-from jax_tformer.hub.names import View, same_bytes
+from jax_tformer.config.errors import require
+from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Row, Rows, Setting, Settings, modules
+from jax_tformer.hub.names import Views, same_bytes
 
 _STACK = StackConfig(
     num_layers=6,
@@ -70,29 +69,30 @@ _GATED_GELU = "gated-gelu"
 """Their one name of an activation that means GELU with tanh, the others' "gelu" being exact."""
 
 
-def flatten(config: Settings) -> Settings:
+def flatten(config: Settings) -> Fields:
     """Brings the two parts of `feed_forward_proj` into the fields that newer versions save beside it."""
     given = config.get("feed_forward_proj") or "relu"
     gate, _, name = str(given).rpartition("-")
-    if gate not in ("", "gated"):
-        raise InputError(
-            f"feed_forward_proj is {given!r} in the Hugging Face config; expected an activation, or 'gated-' and one"
-        )
+    require(
+        gate in ("", "gated"),
+        f"feed_forward_proj is {given!r} in the Hugging Face config; expected an activation, or 'gated-' and one",
+    )
     parts = {"dense_act_fn": "gelu_new" if given == _GATED_GELU else name, "is_gated_act": gate == "gated"}
     # Their models take null for false, where the field is there.
     said = {name: False for name in ("is_gated_act", "scale_decoder_outputs") if config.get(name, "absent") is None}
     return {**parts, **{name: value for name, value in config.items() if value is not None}, **said}
 
 
-def nest(written: Settings) -> Settings:
+def nest(written: Settings) -> Fields:
     """Adds `feed_forward_proj`, which older versions read alone."""
-    name, gated = written["dense_act_fn"], written["is_gated_act"]
+    name = written["dense_act_fn"]
+    gated = written["is_gated_act"]
     exact = "gelu_python" if gated and name == "gelu" else name
     whole = _GATED_GELU if gated and name == "gelu_new" else f"gated-{exact}" if gated else name
     return {**written, "dense_act_fn": exact, "feed_forward_proj": whole}
 
 
-def adapted(config: TransformerConfig, weights: Mapping[str, View]) -> TransformerConfig:
+def adapted(config: TransformerConfig, weights: Views) -> TransformerConfig:
     """Returns `config` with the head tied, unless the file has a head that differs from the token table.
 
     Newer versions save "tie_word_embeddings": true whatever the model is, and go by the arrays when they load it.
@@ -105,8 +105,9 @@ def adapted(config: TransformerConfig, weights: Mapping[str, View]) -> Transform
 _ATTENTION = {"q": "query", "k": "key", "v": "value", "o": "output"}
 
 
-def _stack(side: str, gated: bool) -> tuple[Row, ...]:
-    first, ours = f"{side}.block.*.layer.0.", f"{side}.blocks.*."
+def _stack(side: str, gated: bool) -> Rows:
+    first = f"{side}.block.*.layer.0."
+    ours = f"{side}.blocks.*."
     last = f"{side}.block.*.layer.{1 if side == 'encoder' else 2}."
     projections = {"wi_0": "gate", "wi_1": "up"} if gated else {"wi": "up"}
     relative = {"block.0.layer.0.SelfAttention.relative_attention_bias": "relative_positions"}
@@ -119,10 +120,12 @@ def _stack(side: str, gated: bool) -> tuple[Row, ...]:
     )
 
 
-def rows(config: TransformerConfig) -> tuple[Row, ...]:
+def rows(config: TransformerConfig) -> Rows:
     """Returns the rows of a T5ForConditionalGeneration."""
     assert config.encoder is not None  # as in the template
-    table, cross, ours = "source_embedding.tokens.weight", "decoder.block.*.layer.1.", "decoder.blocks.*."
+    table = "source_embedding.tokens.weight"
+    cross = "decoder.block.*.layer.1."
+    ours = "decoder.blocks.*."
     return (
         *(Row(name, table) for name in TABLES),
         Row("lm_head.weight", table if config.tied_head else "head.weight"),

@@ -5,8 +5,6 @@ from contextlib import contextmanager, nullcontext
 import numpy as np
 import torch
 from torch.nn import functional as F
-from torch.utils._python_dispatch import TorchDispatchMode
-from torch.utils._pytree import tree_leaves
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.hub.families import from_huggingface
@@ -102,6 +100,13 @@ class Oracle:
             {name: from_torch(tensor.detach()) for name, tensor in activations.items()},
             from_huggingface(self.json, gradients)[1],
         )
+
+    def logits(self, *ids, model=None):
+        """Of sequences without padding (a source and a target, or one), by this model or another of its class."""
+        model, tensors = model or self.model, (torch.from_numpy(each) for each in ids)
+        with torch.no_grad(), self.whole():
+            output = model(**dict(zip(("input_ids", "decoder_input_ids"), tensors, strict=False)))
+            return from_torch(self.entry.to_logits(model, output[0]))
 
     def batch(self, padding, seed):
         """A batch for this model.
@@ -229,15 +234,13 @@ def bytes_lost(first, second):
     return worst("9 bytes lost", {name: differing(first.get(name), second.get(name)) for name in names}, 0.0)
 
 
-class Narrowed(TorchDispatchMode):
-    """Lists the operations that return float32 while it is on: the islands of a model that should be in float64."""
+IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
 
-    def __init__(self):
-        super().__init__()
-        self.found: set[str] = set()
 
-    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
-        result = func(*args, **(kwargs or {}))
-        if any(isinstance(leaf, torch.Tensor) and leaf.dtype == torch.float32 for leaf in tree_leaves(result)):
-            self.found.add(str(func))
-        return result
+def save_checkpoint(name, folder, tokenizer, dtype="float32", **settings):
+    """A folder as Hugging Face writes it: fresh weights and this tokenizer; returns the model."""
+    torch.manual_seed(0)
+    model = Oracle(name, dtype, vocab_size=len(tokenizer), **IDS | settings).model
+    model.save_pretrained(folder)
+    tokenizer.save_pretrained(folder)
+    return model

@@ -158,7 +158,7 @@ BLOCKS = (
     call_fault("attention: later blocks see one key too many", Mask, "boolean", later_start),
     call_fault("attention: nothing hidden inside a block", Mask, "boolean", whole_blocks),
 )
-"""Gates 1 and 2."""
+"""Gate 1."""
 ONE_PASS = call_fault("LayerNorm: one-pass variance", Norm, "__call__", one_pass_variance)
 """Gate 3."""
 NARROW_SOFTMAX = call_fault("softmax computed in bfloat16", fast, "accumulator", no_higher)

@@ -125,10 +125,12 @@ ENTRIES |= {
         },
         {"decoder": ("h", {"attn": "self_attention"})},
         {
-            "default feed-forward width": {"n_inner": None},
-            "exact GELU": {"activation_function": "gelu"},
-            "large epsilon": {"layer_norm_epsilon": 1e-2},
-            "unscaled scores": {"scale_attn_weights": False},
+            "another width, activation, epsilon and scale": {
+                "n_inner": None,
+                "activation_function": "gelu",
+                "layer_norm_epsilon": 1e-2,
+                "scale_attn_weights": False,
+            },
             "untied": _UNTIED,
             "other sizes": {"n_head": 2, "n_layer": 1, "n_positions": 11, "vocab_size": 29},
         },
@@ -137,12 +139,15 @@ ENTRIES |= {
     "llama": _llama(
         hf.LlamaForCausalLM,
         {
-            "scaled linearly": LINEAR,
+            "scaled linearly, all heads have keys": {"num_key_value_heads": 4, **LINEAR},
             "scaled as in Llama 3": SCALED,
             "scaled as of now": {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64}},
-            "all heads have keys": {"num_key_value_heads": 4},
-            "biases": {"attention_bias": True, "mlp_bias": True},
-            "tied, wide heads": {"tie_word_embeddings": True, **_WIDE},
+            "tied, biases, wide heads": {
+                "tie_word_embeddings": True,
+                "attention_bias": True,
+                "mlp_bias": True,
+                **_WIDE,
+            },
             "another base, activation and epsilon": {
                 "rope_parameters": {"rope_type": "default", "rope_theta": 50.0},
                 "hidden_act": "gelu",
@@ -160,10 +165,9 @@ ENTRIES |= {
         hf.Qwen2ForCausalLM,
         {
             "window above the first layer": _ABOVE,
-            "window in all layers": _ABOVE | {"max_window_layers": 0},
+            "window in all layers, wide heads": _ABOVE | {"max_window_layers": 0} | _WIDE,
             "window in every other layer": _ABOVE | {"layer_types": [_WINDOW, _FULL, _WINDOW]},
             "tied, scaled": {"tie_word_embeddings": True, **LINEAR},
-            "wide heads": _WIDE,
         },
         None,
         "head_dim",
@@ -181,9 +185,13 @@ ENTRIES |= {
         hf.Starcoder2ForCausalLM,
         {
             "no window": {"sliding_window": None},
-            "no biases, untied": {"use_bias": False, **_UNTIED},
+            "no biases, untied, another activation and epsilon": {
+                "use_bias": False,
+                "hidden_act": "gelu",
+                "norm_epsilon": 1e-2,
+                **_UNTIED,
+            },
             "wide heads, scaled": _WIDE | LINEAR,
-            "another activation and epsilon": {"hidden_act": "gelu", "norm_epsilon": 1e-2},
         },
         {"sliding_window": 4},
         "head_dim",
@@ -247,9 +255,8 @@ ENTRIES |= {
         {"decoder": ("decoder.layers", {"self_attn": "self_attention"})},
         {
             "post-norm": {"do_layer_norm_before": False},
-            "no final norm": {"_remove_final_layer_norm": True},
+            "no final norm, untied": {"_remove_final_layer_norm": True, **_UNTIED},
             "no biases": {"enable_bias": False, "activation_function": "gelu"},
-            "untied": _UNTIED,
         },
         islands=True,
     ),
@@ -353,7 +360,7 @@ _heads(
     replace(
         bert,
         kind=hf.BertForMaskedLM,
-        variants={"ReLU": {"hidden_act": "relu"}, "untied": _UNTIED},
+        variants={"ReLU, untied": {"hidden_act": "relu", **_UNTIED}},
         unused_untied=frozenset({"cls.predictions.bias"}),
     ),
     {"num_labels": 2},
@@ -366,7 +373,7 @@ _heads(
     replace(
         roberta,
         kind=hf.RobertaForMaskedLM,
-        variants={"untied": _UNTIED, "large epsilon": {"layer_norm_eps": 1e-2}},
+        variants={"untied, large epsilon": {"layer_norm_eps": 1e-2, **_UNTIED}},
         first=True,
         unused_untied=frozenset({"lm_head.bias"}),
     ),
@@ -379,7 +386,7 @@ _heads(
     replace(
         distilbert,
         kind=hf.DistilBertForMaskedLM,
-        variants={"ReLU": {"activation": "relu"}, "untied": _UNTIED},
+        variants={"ReLU, untied": {"activation": "relu", **_UNTIED}},
     ),
     {"num_labels": 2},
     {"activation": "gelu_new"},

@@ -51,8 +51,8 @@ GROUPED = {
     "einsum": call_fault("grouped heads tiled: einsum", attention, "attend", tiled),
     "blocks": call_fault("grouped heads tiled: blocks", fast, "attend_in_rows", tiled),
     "cache": call_fault("grouped heads tiled: cache", fast, "attend_in_rows", tiled),
-    "cudnn": call_fault("grouped heads tiled: cuDNN", fast, "_attend_by_cudnn", tiled),
-    "pallas": call_fault("grouped heads tiled: Pallas", fast, "_attend_by_pallas", tiled),
+    "cudnn": call_fault("grouped heads tiled: cuDNN", fast, "attend_by_cudnn", tiled),
+    "pallas": call_fault("grouped heads tiled: Pallas", fast, "attend_by_pallas", tiled),
 }
 """Gate 1, by what computes attention."""
 ACCUMULATED = call_fault("gradients accumulated in the parameters' type", step, "accumulator", no_higher)

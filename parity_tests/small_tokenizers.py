@@ -9,6 +9,13 @@ CORPUS = [
     "To be, or not to be: that is the question. Whether 'tis nobler in the mind, 1603!",
 ]
 TEXTS = ["It was a bright day", " To be,  or not\nto be", "the 1603 mind!", "user: that is", "naïve Ünïcode 的"]
+NAMED = {
+    "bos_token": "<s>",
+    "eos_token": "</s>",
+    "unk_token": "<unk>",
+    "pad_token": "<pad>",
+    "mask_token": "<mask>",
+}
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<|user|>", "<|assistant|>", "<|end|>"]
 
 
@@ -59,12 +66,5 @@ def _trained(backend, trainer, adds, settings):
         backend.post_processor = processors.TemplateProcessing(
             single=template, special_tokens=[(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
         )
-    named = {
-        "bos_token": "<s>",
-        "eos_token": "</s>",
-        "unk_token": "<unk>",
-        "pad_token": "<pad>",
-        "mask_token": "<mask>",
-    }
     extra = ["<|user|>", "<|assistant|>", "<|end|>"]
-    return PreTrainedTokenizerFast(tokenizer_object=backend, additional_special_tokens=extra, **{**named, **settings})
+    return PreTrainedTokenizerFast(tokenizer_object=backend, additional_special_tokens=extra, **{**NAMED, **settings})

@@ -1,6 +1,4 @@
-"""Prompts and conversations become the ids that `transformers` makes of them."""
-
-from pathlib import Path
+"""Conversations become the ids that `transformers` makes of them."""
 
 import pytest
 from transformers import AutoTokenizer
@@ -8,9 +6,8 @@ from transformers import AutoTokenizer
 from jax_tformer.cli.chat import Conversation, read_chat_template
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.decoding.texts import PromptReader
-from parity_tests.small_tokenizers import TEXTS, byte_level, saved, sentence_pieces, word_pieces
+from parity_tests.small_tokenizers import byte_level
 
-GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
 CHATML = """{% for message in messages %}
 {{'<|im_start|>' + message['role'] + '\\n' + message['content'] + '<|im_end|>' + '\\n'}}
 {%- endfor %}
@@ -39,34 +36,6 @@ CONVERSATIONS = [
         {"role": "user", "content": "é 的"},
     ],
 ]
-
-
-def ids_of(folder):
-    read = PromptReader(load_tokenizer(folder).framed(), 1, translates=False, max_length=None)
-    return [read(text).ids for text in TEXTS]
-
-
-@pytest.mark.parametrize(
-    "tokenizer",
-    [
-        pytest.param(lambda: byte_level(), id="GPT-2"),
-        pytest.param(lambda: byte_level(adds="around"), id="RoBERTa"),
-        pytest.param(lambda: byte_level(add_bos_token=True), id="OPT"),
-        pytest.param(lambda: byte_level(adds="around", add_bos_token=False, add_eos_token=True), id="told otherwise"),
-        pytest.param(lambda: word_pieces(), id="BERT"),
-        pytest.param(lambda: sentence_pieces(), id="T5"),
-        pytest.param(lambda: sentence_pieces(adds="before"), id="Llama"),
-    ],
-)
-def test_prompts(tokenizer, tmp_path):
-    theirs = saved(tokenizer(), tmp_path)
-    assert ids_of(tmp_path) == [theirs(text).input_ids for text in TEXTS]
-
-
-@pytest.mark.skipif(not GPT2.exists(), reason="there is no copy of GPT-2's tokenizer here")
-def test_prompts_of_gpt2():
-    theirs = AutoTokenizer.from_pretrained(GPT2)
-    assert ids_of(GPT2) == [theirs(text).input_ids for text in TEXTS]
 
 
 @pytest.mark.parametrize("template", [CHATML, TURNS, DATA], ids=["ChatML", "turns", "data"])

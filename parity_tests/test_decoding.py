@@ -23,6 +23,7 @@ from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
 from jax_tformer.training.step import forward
 from parity.gates.measure import Measured, compared, worst
+from parity_tests.depth import deep
 from parity_tests.family_faults import GEMMA
 from parity_tests.generation import Hypothesis, drivable, huggingface_generate
 from parity_tests.huggingface import Oracle
@@ -161,8 +162,8 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
         # An odd number of them, so that the pattern is cut off.
         ("layers by turns", "left prefix"),
         ("encoder-decoder, windows", "left"),
-        *(pytest.param("gpt2", f"{padding} prefix", marks=pytest.mark.deep) for padding in PADDINGS),
-        *(pytest.param(name, padding, marks=pytest.mark.deep) for name in WINDOWED for padding in ("none", "right")),
+        *(deep("gpt2", f"{padding} prefix") for padding in PADDINGS),
+        *(deep(name, padding) for name in WINDOWED for padding in ("none", "right")),
     ],
 )
 def test_windows_and_prefixes_from_a_cache(name, kind, record):
@@ -192,7 +193,7 @@ def test_far_from_the_start(name, record):
     record(f"{name}, 520 positions", of_cache(ours[:, -8:], full[:, -8:]))
 
 
-@pytest.mark.parametrize("name", [*DECODERS, *(pytest.param(name, marks=pytest.mark.deep) for name in WINDOWED)])
+@pytest.mark.parametrize("name", [*DECODERS, *(deep(name) for name in WINDOWED)])
 def test_tokens_of_the_reference(name, record):
     """Greedy and beams, from prompts (or sources) of uneven lengths, with an end token that comes."""
     config = (CONFIGS | WINDOWED)[name]
@@ -260,7 +261,7 @@ def test_greedy_tokens_of_hugging_face(name, record):
 
 
 @pytest.mark.parametrize("settings", BEAMS, ids=lambda settings: str([*settings.values()]))
-@pytest.mark.parametrize("name", ["gpt2", pytest.param("bart", marks=pytest.mark.deep)])
+@pytest.mark.parametrize("name", ["gpt2", deep("bart")])
 def test_beams_of_hugging_face(name, settings, record):
     *given, options = checkpoint(name)
     prompts = uneven_prompts(given[0].config, rows=6, seed=7)

@@ -13,16 +13,25 @@ from unittest.mock import patch
 import jax
 import jax.numpy as jnp
 import numpy as np
+import optax
 import pytest
+import torch
+from flax.traverse_util import flatten_dict
+from torch.nn import functional as F
 
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.config.experiment import DecodingConfig, LossConfig, OptimizerConfig, TrainingConfig
+from jax_tformer.cache import KeyValue
+from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config.experiment import DecodingConfig, LossConfig, MeshConfig, OptimizerConfig, TrainingConfig
+from jax_tformer.data.pipeline import Pipeline
 from jax_tformer.decoding.generate import generate
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import from_reference, to_reference
 from jax_tformer.model.attention import attend, attend_by
 from jax_tformer.model.masks import Mask
-from parity.gates.measure import BFLOAT16, FLOAT32, ParityError, compared, quality, trajectory
+from jax_tformer.runs.evaluation import Evaluator
+from jax_tformer.training.sharding import make_mesh
+from jax_tformer.training.step import TrainState, train_step
+from parity.gates.measure import BFLOAT16, FLOAT32, FLOAT64_BAR, ParityError, Sample, compared, quality, trajectory
 from parity_tests import (
     family_faults,
     faults,
@@ -30,6 +39,7 @@ from parity_tests import (
     mask_faults,
     narrow_parts,
     position_faults,
+    quiet_faults,
     random_faults,
 )
 from parity_tests import test_draws as draws
@@ -103,10 +113,28 @@ def plant(fault):
     return fault.plant()
 
 
+def judge_reference(models, batch=None):
+    """Gates 1 and 2, planted in the reference."""
+    batch = batch_for(models.config, "right") if batch is None else batch
+    ours = models.run_jax(batch)
+    return lambda: of_both(models.config, ours, models.run_torch(batch))
+
+
+def judge_library(models, batch, gate="1 activations"):
+    """One gate of the forward pass, planted in the library, in short blocks of attention; no fault needs gradients."""
+    models.share_masks(batch)
+    theirs = models.run_torch(batch).activations
+
+    def ask():
+        with blocks_of_four():
+            ours = models.forward(batch)
+        return [compared(gate, ours, theirs)], let_pass(ours, theirs)
+
+    return ask
+
+
 def judge_two_stacks():
-    batch, pair = of_one_length(), two_stacks()
-    ours = pair.run_jax(batch)
-    return lambda: of_both(TWO_STACKS, ours, pair.run_torch(batch))
+    return judge_reference(two_stacks(), of_one_length())
 
 
 TRAINED = replace(CONFIGS["post-decoder-only"], dropout=DropoutConfig(), logit_cap=library_faults.CAP)
@@ -173,15 +201,9 @@ def judge_dropout():
 
 
 def judge_blocks():
-    """Attention in blocks of queries, over three of them."""
+    """Attention in blocks of queries, over four of them."""
     config = CONFIGS["switches-decoder-only"]
-    batch = batch_for(config, "none", lengths=Lengths(batch=2, source=150))
-
-    def ask():
-        models = Pair(config, weights_for(config, 0.2))
-        return of_both(config, models.run_jax(batch), models.run_torch(batch))
-
-    return ask
+    return judge_library(Pair(config, weights_for(config, 0.2)), batch_for(config, "none", lengths=Lengths(2, 15)))
 
 
 def ask_quality(gate, name, allowed, cases):
@@ -268,21 +290,13 @@ PAIRS = replace(TEXTS, encoder=replace(_STACK, window=4))
 MASKED_LENGTHS = Lengths(batch=3, source=14, target=11)
 
 
-def judge_masks(config, kind):
-    """No fault here needs gradients to be seen."""
-    batch = batch_for(config, kind, 1, MASKED_LENGTHS)
-    models = Pair(config, weights_for(config, 0.2))
-
-    def ask():
-        with blocks_of_four():
-            return [compared("1 activations", models.forward(batch), models.run_torch(batch).activations)]
-
-    return ask
+def masked(judge, config, kind):
+    return judge(Pair(config, weights_for(config, 0.2)), batch_for(config, kind, 1, MASKED_LENGTHS))
 
 
 MASKED = {
-    TEXT: partial(judge_masks, TEXTS, "right segments prefix"),
-    PAIR: partial(judge_masks, PAIRS, "none segments"),
+    TEXT: partial(masked, judge_library, TEXTS, "right segments prefix"),
+    PAIR: partial(masked, judge_library, PAIRS, "none segments"),
 }
 
 
@@ -315,43 +329,25 @@ def judge_cudnn():
     return ask
 
 
-def judge_pair(models):
-    """Gates 1 and 2 of the reference."""
-    batch = batch_for(models.config, "right")
-    ours = models.run_jax(batch)
-    return lambda: of_both(models.config, ours, models.run_torch(batch))
+def judge_family(config):
+    return judge_reference(family_faults.pair(config))
+
+
+def judge_head(name):
+    return judge_reference(heads.pair(name))
 
 
 def judge_relative():
-    models, batch = relative.models(), relative.batch()
-    with blocks_of_four():
-        ours = models.run_jax(batch)
-
-    def ask():
-        theirs = models.run_torch(batch)
-        tables = [{"table": side.gradients["decoder.relative_positions.weight"]} for side in (ours, theirs)]
-        return [compared("1 activations", ours.activations, theirs.activations), compared("2 gradients", *tables)]
-
-    return ask
+    return judge_reference(relative.models(), relative.batch())
 
 
 def judge_ours_relative():
-    models, batch = relative.models(), relative.batch()
-    theirs = models.run_torch(batch).activations
-
-    def ask():
-        with blocks_of_four():
-            return [compared("1 activations", models.forward(batch), theirs)]
-
-    return ask
+    return judge_library(relative.models(), relative.batch())
 
 
 def judge_forward_draws():
     models = Pair(draws.SMALL, weights_for(draws.SMALL, 0.2), dropout_seed=0)
-    batch = batch_for(draws.SMALL, "none")
-    models.share_masks(batch)
-    theirs = models.run_torch(batch).activations
-    return lambda: [compared("7 dropout", models.forward(batch), theirs)]
+    return judge_library(models, batch_for(draws.SMALL, "none"), "7 dropout")
 
 
 def judge_step_draws():
@@ -376,6 +372,71 @@ def judge_relative_cache():
     return ask
 
 
+def judge_grouped(implementation, key_value_heads):
+    """`attend` with six query heads against PyTorch's own attention with grouped heads."""
+    rng, is_kernel = np.random.default_rng(0), implementation in ("cudnn", "pallas")
+    length, slots = (128, 256) if is_kernel else (5, 7)
+    query = rng.standard_normal((2, length, 6, 4))
+    key, value = (rng.standard_normal((2, slots, key_value_heads, 4)) for _ in range(2))
+    tensors = (torch.from_numpy(x).transpose(1, 2) for x in (query, key, value))
+    theirs = F.scaled_dot_product_attention(*tensors, scale=0.5, enable_gqa=True).transpose(1, 2)
+    arrays = [jnp.asarray(x) for x in (query, key, value)]
+    if implementation == "cache":
+        empty = KeyValue(*(jnp.zeros((2 * key_value_heads, slots, 4)) for _ in range(2)))
+        arrays[1:], implementation = empty.write(*arrays[1:], first=0).read(key_value_heads), "blocks"
+
+    def ask():
+        with kernels_on_a_cpu():
+            ours = attend_by(implementation, *arrays, Mask(), 0.5)[0]
+        bar = KERNELS_BAR if is_kernel else FLOAT64_BAR
+        return [compared("1 activations", {"attention": ours}, {"attention": theirs}, bar=bar)]
+
+    return ask
+
+
+def judge_accumulation():
+    """Gradients of bfloat16 parameters, in many parts and in one; all else is computed in float32."""
+    stack = StackConfig(num_layers=1, num_heads=2, feedforward_width=16, key_bias=False)
+    compute = ComputeConfig(parameter_dtype="bfloat16", dtype="float32")
+    config = TransformerConfig(vocab_size=23, d_model=16, decoder=stack, compute=compute)
+    batch = jax.device_put(batch_for(config, "none", lengths=Lengths(batch=128, source=8)))
+    net, exact = transformer(config), transformer(config.with_dtype("float64"))
+    params = jax.tree.map(lambda x: x * 10, net.init(jax.random.key(0)))
+    # The state of this optimizer is the gradients that it is given.
+    kept = optax.GradientTransformation(
+        lambda params: params, lambda gradients, *_: (jax.tree.map(jnp.zeros_like, gradients), gradients)
+    )
+
+    def gradients(net, params, parts):
+        state = TrainState(params, kept.init(params), jnp.zeros((), jnp.int32), jax.random.key_data(jax.random.key(0)))
+        state, _ = jax.jit(train_step(net, kept, accumulation=parts))(state, batch)
+        return {path: np.asarray(leaf) for path, leaf in flatten_dict(state.opt_state, sep=".").items()}
+
+    truth = gradients(exact, jax.tree.map(lambda x: x.astype(jnp.float64), params), 1)
+    whole, scales = gradients(net, params, 1), {path: float(np.linalg.norm(array)) for path, array in truth.items()}
+    return lambda: [
+        quality("4 bfloat16 / allowed", [Sample(gradients(net, params, 128), whole, truth, scales)], BFLOAT16)
+    ]
+
+
+def judge_held_out():
+    """Batches of very different numbers of labels, and capped logits, against PyTorch's loss of every token."""
+    config = replace(CONFIGS["gpt2"], logit_cap=2.0)
+    pair = Pair(config, weights_for(config, 0.2))
+    held_out = [batch_for(config, "right", seed) for seed in (1, 2)]
+    held_out[1]["labels"][:, 1:] = -100
+    held_out[0]["labels"][0, 0] = held_out[1]["labels"][0, 0] = 3
+    losses = [pair.run_torch(batch).activations["loss of each token"][batch["labels"] != -100] for batch in held_out]
+
+    def ask():
+        pipeline = Pipeline(train=None, evaluation=held_out, fingerprint="")
+        evaluator = Evaluator(pair.net, None, pipeline, None, make_mesh(MeshConfig(), 1))
+        found = {"held-out loss": np.asarray(evaluator(pair.params)["val_loss"])}
+        return [compared("1 activations", found, {"held-out loss": np.concatenate(losses).mean()})]
+
+    return ask
+
+
 def judge_draws():
     return lambda: [draws.gate(draws.drawn(draws.SMALL, parts=2))]
 
@@ -388,7 +449,14 @@ def judge_first_loss():
     return lambda: [initialisation.excess(CONFIGS["vaswani-base"])]
 
 
-FAMILIES = {config: lambda config=config: judge_pair(family_faults.pair(config)) for config in family_faults.FAULTS}
+FAMILIES = {
+    config: lambda config=config: judge_reference(family_faults.pair(config)) for config in family_faults.FAULTS
+}
+GROUPED = [
+    (fault._replace(name=f"{fault.name}, {groups} groups of {6 // groups}"), partial(judge_grouped, by, groups))
+    for by, fault in quiet_faults.GROUPED.items()
+    for groups in (2, 3)
+]
 BY_FIRST_LOSS = random_faults.NARROW_TABLES._replace(name="init: tables at 0.02, by the first loss")
 TABLE = [
     # Where the faults are planted, what judges them, and the faults.
@@ -409,9 +477,12 @@ TABLE = [
     ("library", judge_successive, [library_faults.SAME_NUMBER]),
     ("library", judge_weights, [library_faults.THROUGH_FLOAT16]),
     *(("library", MASKED[kind], [fault]) for kind, fault in mask_faults.MASKS),
-    ("reference", MASKED[TEXT], [mask_faults.REFERENCE]),
+    ("reference", partial(masked, judge_reference, TEXTS, "right segments prefix"), [mask_faults.REFERENCE]),
     ("library", judge_cudnn, mask_faults.CUDNN),
-    *(("reference", lambda name=name: judge_pair(heads.pair(name)), given) for name, given in heads.FAULTS.items()),
+    *(
+        ("reference", lambda name=name: judge_reference(heads.pair(name)), given)
+        for name, given in heads.FAULTS.items()
+    ),
     *(("reference", make, family_faults.FAULTS[config]) for config, make in FAMILIES.items()),
     ("library", judge_ours_relative, position_faults.LIBRARY),
     ("reference", judge_relative, position_faults.REFERENCE),
@@ -422,6 +493,9 @@ TABLE = [
     ("library", partial(judge_fresh, "gpt2"), random_faults.INITIALISATION[:1]),
     ("library", partial(judge_fresh, "vaswani-base"), random_faults.INITIALISATION[1:]),
     ("library", judge_first_loss, [BY_FIRST_LOSS]),
+    *(("library", make, [fault]) for fault, make in GROUPED),
+    ("library", judge_accumulation, [quiet_faults.ACCUMULATED]),
+    ("library", judge_held_out, quiet_faults.HELD_OUT),
 ]
 DEEP = (*position_faults.LIBRARY, position_faults.CACHED)
 
@@ -444,6 +518,7 @@ def answer(ask):
     [
         *(judge_two_stacks, judge_training, judge_trajectory, judge_decoding, judge_beams, judge_gemma),
         *(*MASKED.values(), judge_cudnn, judge_forward_draws, *FAMILIES.values()),
+        *(*(make for _, make in GROUPED), judge_accumulation, judge_held_out),
     ],
 )
 def test_without_a_fault_the_gates_are_green(make):

@@ -15,6 +15,7 @@ from transformers.pytorch_utils import Conv1D
 from jax_tformer import InputError
 from jax_tformer.cli import from_flax
 from jax_tformer.hub.flax_weights import load_flax
+from parity_tests.depth import deep
 from parity_tests.huggingface import Oracle, bytes_lost, config_json
 from parity_tests.oracles import ENTRIES
 from parity_tests.test_pretrained import opened, saved, stored
@@ -50,9 +51,7 @@ def save_flax(oracle, folder):
     (folder / "flax_model.msgpack").write_bytes(flax.serialization.to_bytes(flax_tree(oracle)))
 
 
-@pytest.mark.parametrize(
-    "name", [name if name in FIRST else pytest.param(name, marks=pytest.mark.deep) for name in NAMES]
-)
+@pytest.mark.parametrize("name", [name if name in FIRST else deep(name) for name in NAMES])
 def test_the_weights_are_those_of_pytorch(name, tmp_path, capsys):
     oracle = Oracle(name, "float32")
     oracle.load(oracle.random_weights(0.2, 3))

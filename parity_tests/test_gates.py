@@ -200,13 +200,30 @@ def attention(params, x):
     return {"output": weights @ x, "best": weights.argmax(-1)}
 
 
+ROWS = {f"{name}.bias": f"{name}.bias" for name in ("query", "key")} | {"frozen": "frozen"}
+ROWS |= {f"{name}.kernel": (f"{name}.weight", "o i -> i o") for name in ("query", "key")}
+
+
 def test_buffers_dropout_frozen_parameters_whole_numbers_and_a_gradient_of_zero():
     torch.manual_seed(0)
     module = Attention()
-    rows = {f"{name}.bias": f"{name}.bias" for name in ("query", "key")} | {"frozen": "frozen"}
-    rows |= {f"{name}.kernel": (f"{name}.weight", "o i -> i o") for name in ("query", "key")}
-    assert all(figure.passed for figure in check_parity(attention, module, rows, [X], zero_gradients=["key.bias"]))
+    assert all(figure.passed for figure in check_parity(attention, module, ROWS, [X], zero_gradients=["key.bias"]))
     assert module.training
+    with pytest.raises(ParityError, match="gate 5") as raised:
+        check_and_explain(attention, module, ROWS, [X], gates=["1", "5"])
+    assert "the gradients of key.bias; name them in zero_gradients" in str(raised.value.difference)
+
+
+def test_a_red_gate_5_is_explained_with_the_weights_of_its_steps(module):
+    """Nothing shows at the beginning, where this bias is zero."""
+
+    def late(params, x):
+        return linear(params, x) * (1 + jax.nn.relu(jnp.abs(params["bias"][0]) - 0.01))
+
+    nn.init.zeros_(module.up.bias)
+    with pytest.raises(ParityError, match="gate 5") as raised:
+        check_and_explain(late, module.up, LINEAR, [X], gates=["1", "2", "5"])
+    assert "they part on the way forward" in str(raised.value.difference)
 
 
 @pytest.mark.parametrize(("function", "line"), [(off, "array * (1 + 1e-9)"), (detached, "stop_gradient")])

@@ -8,6 +8,7 @@ import torch
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.functional import transformer
+from parity_tests.depth import deep
 from parity_tests.faults import call_fault
 from parity_tests.initialisation import gate as start_gate
 from parity_tests.test_draws import CLASSIFYING
@@ -40,7 +41,7 @@ def pair(name):
 @pytest.mark.parametrize(
     "name",
     # The oracles have the others: BERT without a head, and of tokens.
-    [name if "text" in name else pytest.param(name, marks=pytest.mark.deep) for name in CONFIGS],
+    [name if "text" in name else deep(name) for name in CONFIGS],
 )
 def test_gates_1_and_2(name, record):
     for padding in PADDINGS:

@@ -1,6 +1,6 @@
 """Gates 1 to 4 and 7 against Hugging Face's own models (see oracles.py)."""
 
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from functools import lru_cache, partial
 from itertools import product
 from unittest.mock import patch
@@ -23,7 +23,7 @@ from parity.gates.measure import (
     quality,
 )
 from parity.gates.pair import Result
-from parity_tests.huggingface import Narrowed, Oracle, comparable, masked
+from parity_tests.huggingface import Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
 from parity_tests.test_models import DRAWS_BFLOAT16
 from torch_ref.layers import inject
@@ -97,9 +97,9 @@ def test_gates_1_2_and_3(name, record):
         record(f"huggingface {name}", quality("3 float32 / allowed", samples))
 
 
-def narrow_samples(name, dtype, draws, *, backward):
+def narrow_samples(name, dtype, draws, *, backward, **settings):
     """Samples in a narrow type beside Hugging Face's own, with weights that it holds, for two regimes."""
-    exact, narrow = Oracle(name), Oracle(name, dtype)
+    exact, narrow = Oracle(name, **settings), Oracle(name, dtype, **settings)
     pair = exact.pair(0.02, 0, dtype)
     options = parity_options(dtype, optimised=dtype == "float32")
     # Half of what there is to compile.
@@ -194,27 +194,13 @@ def test_a_fault_in_the_table_turns_gate_1_red(fault):
         compared("1 activations", *(comparable(oracle.config, batch, side.activations) for side in both)).require()
 
 
-@pytest.mark.parametrize("name", ENTRIES)
-def test_no_float32_is_left_in_float64(name, monkeypatch):
-    """Casts are rewritten in the models that have islands of float32, and in no others."""
-    oracle = Oracle(name)
-    for islands in (False, ENTRIES[name].islands):
-        with Narrowed() as narrowed:
-            oracle.run(oracle.batch("left", 0))
-        assert bool(narrowed.found) == islands
-        monkeypatch.setattr(oracle, "whole", nullcontext)
-
-
 def test_an_island_of_float32_turns_gates_1_and_2_red():
     plain, island = Oracle("gpt2"), Oracle("gpt2")
     island.model.base_model.h[1].ln_2.register_forward_hook(lambda module, inputs, output: output.float().double())
     weights, batch = plain.random_weights(0.2, 0), plain.batch("right", 0)
     for oracle in (plain, island):
         oracle.load(weights)
-    with Narrowed() as narrowed:
-        theirs = island.run(batch)
-    assert narrowed.found
-    truth = plain.run(batch)
+    theirs, truth = island.run(batch), plain.run(batch)
     zeros = known_zeros(plain.config, truth.gradients)
     for measured in (
         compared("1 activations", theirs.activations, truth.activations),
@@ -223,9 +209,12 @@ def test_an_island_of_float32_turns_gates_1_and_2_red():
         assert measured.bar < 1e-9 < measured.worst < 1e-3
 
 
+SIDES = [*product(["roberta masked", "roberta tokens"], ["right", "left"]), ("roberta texts", "right")]
+
+
 @pytest.mark.parametrize("padding_token", [1, 0, 5])
-@pytest.mark.parametrize("name", ["roberta masked", "roberta tokens", "roberta texts"])
-def test_roberta_counts_positions_from_its_padding_token(name, padding_token, record):
+@pytest.mark.parametrize(("name", "padding"), SIDES)
+def test_roberta_counts_positions_from_its_padding_token(name, padding, padding_token, record):
     """Told nothing but the mask, it leaves out the padding token, on either side, and so do we by the mask.
 
     A text's class is read from the first position, which padding on the left takes: there it has a position in theirs
@@ -233,21 +222,16 @@ def test_roberta_counts_positions_from_its_padding_token(name, padding_token, re
     """
     oracle = Oracle(name, pad_token_id=padding_token)
     assert oracle.config.encoder.position_offset == padding_token + 1
-    model = oracle.reference(oracle.random_weights(0.2, 0))
-    for padding in ("right",) if name == "roberta texts" else ("right", "left"):
-        batch = oracle.batch(padding, 0)
-        tokens, mask = batch["tokens"][:-1], batch["mask"][:-1]
-        tokens = np.where(mask, tokens, padding_token)
-        assert (tokens == padding_token).any()
-        assert not (tokens[mask] == padding_token).any()
-        tokens, given = torch.from_numpy(tokens), torch.from_numpy(mask)
-        shown = np.full(len(mask), True) if name == "roberta texts" else mask
-        with torch.no_grad():
-            both = [
-                {"logits": of.logits.numpy()[shown]}
-                for of in (model(tokens, given), oracle.model(tokens, given.long()))
-            ]
-        record(f"huggingface {name}", compared("1 activations", *both))
+    model, batch = oracle.reference(oracle.random_weights(0.2, 0)), oracle.batch(padding, 0)
+    mask = torch.from_numpy(batch["mask"][:-1])
+    tokens = torch.from_numpy(batch["tokens"][:-1]).where(mask, padding_token)
+    assert not (tokens == padding_token)[mask].any()
+    shown = ... if name == "roberta texts" else mask
+    with torch.no_grad():
+        both = [
+            {"logits": of(tokens, given).logits[shown]} for of, given in ((model, mask), (oracle.model, mask.long()))
+        ]
+    record(f"huggingface {name}", compared("1 activations", *both))
 
 
 @pytest.mark.parametrize(("name", "variant"), VARIANTS)

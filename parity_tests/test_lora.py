@@ -4,6 +4,7 @@ import copy
 import json
 import warnings
 from dataclasses import replace
+from functools import cache
 from typing import NamedTuple
 
 import jax
@@ -17,16 +18,16 @@ from safetensors.numpy import load_file, save_file
 from jax_tformer.config import DropoutConfig, LoraConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
-from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.adapters import load_adapters, save_adapters
-from jax_tformer.hub.families import from_huggingface
-from jax_tformer.hub.names import from_reference
 from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters
 from parity.gates.measure import compared
 from parity_tests.faults import call_fault
 from parity_tests.huggingface import Oracle
 from parity_tests.initialisation import gate
+from parity_tests.test_decoding import model_of as decoding_model
 from parity_tests.test_initialisation import drawn
+from parity_tests.test_weights import bytes_lost
 from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import layers, training
 from twin.bridge import Pair, identity
@@ -62,42 +63,25 @@ class Model(NamedTuple):
             return peft.PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
 
     def logits(self, net, params):
-        return np.asarray(net.apply(params, *(jnp.asarray(ids) for ids in self.ids())))
+        return np.asarray(net.apply(params, *map(jnp.asarray, self.ids)))
 
     def their_logits(self, model):
-        names = ("input_ids", "decoder_input_ids")
-        with torch.no_grad(), self.oracle.whole():
-            given = {name: torch.from_numpy(ids).long() for name, ids in zip(names, self.ids(), strict=False)}
-            return model(**given).logits.numpy()
+        return self.oracle.logits(*self.ids, model=model)
 
+    @property
     def ids(self):
         batch = self.oracle.batch("none", 1)
-        return [batch[name] for name in ("source", "target", "tokens") if name in batch]
+        return [batch[name].astype(np.int64) for name in ("source", "target", "tokens") if name in batch]
 
 
-_MODELS = {}
-
-
+@cache
 def model_of(name):
-    if name not in _MODELS:
-        oracle = Oracle(name)
-        weights = oracle.random_weights(0.1, 0)
-        oracle.load(weights)
-        config, arrays = from_huggingface(oracle.json, weights)
-        net = transformer(config.with_dtype("float64"))
-        _MODELS[name] = Model(oracle, net, jax.tree.map(jnp.asarray, from_reference(arrays, net.shapes)))
-    return _MODELS[name]
+    oracle = Oracle(name)
+    return Model(oracle, *decoding_model(oracle.config, oracle.load(oracle.random_weights(0.1, 0))))
 
 
 def same_logits(model, ours, expected):
     return compared("1 activations", {"logits": model.logits(*ours)}, {"logits": expected})
-
-
-def same(first, second):
-    return jax.tree.structure(first) == jax.tree.structure(second) and all(
-        np.asarray(a).tobytes() == np.asarray(b).tobytes()
-        for a, b in zip(jax.tree.leaves(first), jax.tree.leaves(second), strict=True)
-    )
 
 
 CASES = {
@@ -150,7 +134,7 @@ def test_peft_computes_the_same(name, lora, tmp_path, record):
 
     again, more = load_adapters(tmp_path / "ours", model.net, model.params, architecture=model.architecture)
     assert again.config.lora == lora
-    assert same(more, params)
+    bytes_lost(more, params).require()
 
     # What PEFT writes is laid out otherwise where modules are fused, and computes the same.
     theirs.save_pretrained(tmp_path / "theirs")
@@ -181,9 +165,7 @@ def test_a_folder_of_peft_comes_back_the_same(folder, tmp_path, record):
     assert net.config.lora == LoraConfig(3, 6.0, ("query", "key", "value", "output", "down"))
     record("LoRA", same_logits(model, (net, params), model.their_logits(model.opened(folder))))
     save_adapters(tmp_path / "ours", net, params, architecture=model.architecture)
-    files = [load_file(path / "adapter_model.safetensors") for path in (folder, tmp_path / "ours")]
-    assert files[0].keys() == files[1].keys()
-    assert all(files[0][name].tobytes() == files[1][name].tobytes() for name in files[0])
+    bytes_lost(*(load_file(path / "adapter_model.safetensors") for path in (folder, tmp_path / "ours"))).require()
 
 
 A = "c_attn.lora_A.weight"

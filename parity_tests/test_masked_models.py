@@ -22,6 +22,7 @@ from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.step import forward
 from parity.gates.measure import FLOAT64_BAR, relative_error
+from parity_tests.depth import deep
 from parity_tests.test_decoding import model_of
 from parity_tests.test_models import judge_narrow
 from torch_ref.masks import visible
@@ -48,8 +49,7 @@ IMPLEMENTATIONS: tuple[AttentionImplementation, ...] = ("einsum", "blocks")
 
 def first(values, *quick):
     """Parameters, of which `make test` takes only `quick`."""
-    marked = ((value, [] if value in quick else [pytest.mark.deep]) for value in values)
-    return [pytest.param(*(value if isinstance(value, tuple) else [value]), marks=marks) for value, marks in marked]
+    return [value if value in quick else deep(*(value if isinstance(value, tuple) else [value])) for value in values]
 
 
 def every_mask(config, padding):
@@ -97,7 +97,7 @@ def short_blocks(monkeypatch):
 @pytest.mark.parametrize(
     ("name", "kind"),
     [
-        pytest.param("decoder-only, window", "none", marks=pytest.mark.deep),
+        deep("decoder-only, window", "none"),
         ("decoder-only, window", "left segments prefix"),
         ("encoder-decoder, windows", "left segments"),
     ],

@@ -134,9 +134,12 @@ def pair(case, fused):
 
 
 def held(match, module, shapes):
-    """Our parameters, made of the module's by the rows of the match."""
+    """Our parameters, made of the module's by the rows of the match, and back to the bit."""
     arrays = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
-    return Weights(match.weights, arrays, like=shapes).into(arrays)
+    weights = Weights(match.weights, arrays, like=shapes)
+    params = weights.into(arrays)
+    jax.tree.map(np.testing.assert_array_equal, weights.back(params), arrays)
+    return params
 
 
 @pytest.mark.parametrize("fused", ["ours", "theirs"])

@@ -9,6 +9,7 @@ import pytest
 
 from jax_tformer.config.presets import ARCHITECTURES
 from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Sample, compared, quality
+from parity_tests.depth import deep
 from twin.bridge import Pair, identity, known_zeros
 from twin.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
 
@@ -93,9 +94,7 @@ def test_gates_1_and_2_at_full_size(name, record):
         record(f"{name}, full size", figure, models, batch)
 
 
-@pytest.mark.parametrize(
-    "padding", ["left", *(pytest.param(side, marks=pytest.mark.deep) for side in ("none", "right"))]
-)
+@pytest.mark.parametrize("padding", ["left", *(deep(side) for side in ("none", "right"))])
 @pytest.mark.parametrize("name", ["gpt2", "switches-decoder-only", "switches-encoder-decoder"])
 def test_gates_1_and_2_over_several_blocks(name, padding, record):
     """Attention in blocks of queries, of which the last is shorter (see `attend_in_rows` in model/fast.py)."""

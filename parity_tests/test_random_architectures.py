@@ -14,6 +14,7 @@ from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, Transf
 from jax_tformer.model import fast
 from parity.gates.measure import ParityError, compared
 from parity_tests.architectures import cases, configs, stacks
+from parity_tests.depth import deep
 from parity_tests.test_decoding import model_of, of_cache, stepwise
 from twin.bridge import Pair, known_zeros
 from twin.cases import batch_for, weights_for
@@ -28,9 +29,7 @@ QUICK = settings(
 )
 PARTS = 6
 """Tests that share the examples, so that several processes can."""
-part_by_part = pytest.mark.parametrize(
-    "part", [part if part == 0 else pytest.param(part, marks=pytest.mark.deep) for part in range(PARTS)]
-)
+part_by_part = pytest.mark.parametrize("part", [part if part == 0 else deep(part) for part in range(PARTS)])
 
 
 @pytest.fixture(autouse=True)

@@ -178,6 +178,10 @@ def _end_with_parent() -> None:
     """Makes Linux end a worker whose parent was killed; the parent alone answers Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        # It was killed before Linux knew.
+        os._exit(1)
 
 
 class _Writer:

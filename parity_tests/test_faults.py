@@ -270,7 +270,7 @@ def judge_gemma():
 
 
 def judge_choice(settings):
-    return lambda: processed(settings)
+    return lambda: list(processed(settings))
 
 
 def judge_successive():

@@ -206,7 +206,7 @@ class GenerateOptions:
     def check(self) -> None:
         """Raises InputError for options that exclude each other, and for invalid numbers."""
         require(self.prompt != "", "the prompt is empty; give the text to continue with --prompt TEXT")
-        require(self.source is None or bool(self.source.strip()), "the source is empty; give the text with --source")
+        require(self.source is None or self.source.strip(), "the source is empty; give the text with --source")
         require(self.batch_size >= 1, f"--batch-size is {self.batch_size}; expected at least 1")
         require(0 <= self.seed < 2**32, f"--seed is {self.seed}; expected a whole number from 0 to 2^32 - 1")
         parse_checkpoint(self.checkpoint)

@@ -191,11 +191,11 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
             refused.append(told)
         else:
             notes.append(f"changed {told}: {meaning}")
-    if refused:
-        raise InputError(
-            f"the results of this run so far would be different with {shortened(refused)}; "
-            "leave that out to continue it, or start again with a new --run or --resume no"
-        )
+    require(
+        not refused,
+        f"the results of this run so far would be different with {shortened(refused)}; "
+        "leave that out to continue it, or start again with a new --run or --resume no",
+    )
     return fields, notes
 
 

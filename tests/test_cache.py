@@ -32,6 +32,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     for module in KEEPERS:
         monkeypatch.setattr(module, "kept", kept)
+    monkeypatch.setattr(startup, "bound_cache", bound_cache)
     return tmp_path / "xdg" / "jax-tformer"
 
 

@@ -24,6 +24,8 @@ import dacite
 from jax_tformer.config.errors import InputError, require
 
 C = TypeVar("C")
+Json = dict[str, Any]
+"""An object of JSON."""
 SMALL = 2**24
 """The most bytes of a small file, such as a config."""
 _DEEPEST = 64
@@ -86,7 +88,7 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def to_dict(config: Any) -> dict[str, Any]:
+def to_dict(config: Any) -> Json:
     """The config as nested dicts of plain JSON values."""
     return dataclasses.asdict(config)
 
@@ -162,6 +164,19 @@ def require_writable(folder: Path) -> None:
 
 
 @contextmanager
+def locked(path: Path, out: Path) -> Iterator[None]:
+    """Locks a file or folder while `out` is written; raises InputError if another process has locked it."""
+    descriptor = os.open(path, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        yield
+    except BlockingIOError as error:
+        raise InputError(f"another process is writing {out}; wait for it, or choose another folder") from error
+    finally:
+        os.close(descriptor)
+
+
+@contextmanager
 def new_folder(out: Path) -> Iterator[Path]:
     """A folder beside `out`, to write to, that takes its place in the end: a folder by that name is complete.
 
@@ -173,14 +188,13 @@ def new_folder(out: Path) -> Iterator[Path]:
     lock = beside / "lock"
     beside.parent.mkdir(parents=True, exist_ok=True)
     there = os.listdir(beside) if beside.is_dir() and not beside.is_symlink() else [str(beside)]
-    if os.path.lexists(beside) and {*there} not in (set(), {"lock"}, {"lock", out.name}):
-        raise InputError(f"{beside} is in the way, and is no unfinished copy of {out.name}; move it elsewhere")
+    require(
+        not os.path.lexists(beside) or {*there} in (set(), {"lock"}, {"lock", out.name}),
+        f"{beside} is in the way, and is no unfinished copy of {out.name}; move it elsewhere",
+    )
     beside.mkdir(exist_ok=True)
-    with open(lock, "a") as held:
-        try:
-            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"another process is writing {out}; wait for it, or choose another folder") from error
+    lock.touch()
+    with locked(lock, out):
         try:
             if whole.exists():
                 shutil.rmtree(whole)
@@ -218,8 +232,7 @@ def read_text(path: Path, most: int = SMALL) -> str:
                 problem = f"has more than {most:,} bytes"
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; restore it, or name another folder") from error
-    if problem:
-        raise InputError(f"{path} {problem}; expected a file of text; restore it, or name another folder")
+    require(not problem, f"{path} {problem}; expected a file of text; restore it, or name another folder")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

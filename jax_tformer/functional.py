@@ -7,7 +7,7 @@ from flax import nnx
 from jaxtyping import Array, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.model.masks import require_mask
 from jax_tformer.model.parameters import (
     Declared,
@@ -86,8 +86,10 @@ class Transformer(Generic[Model]):
 
     def _bind(self, params: Params, ids: Array, **marks: Array | None) -> Model:
         """Binds parameters with stacked layers; `marks` must have the shape of `ids`, and None is left out."""
-        if any(isinstance(leaf, tuple) for leaf in flatten(params).values()):
-            raise InputError("the parameters have layers apart, for generate and stream; expected those of init")
+        require(
+            not any(isinstance(leaf, tuple) for leaf in flatten(params).values()),
+            "the parameters have layers apart, for generate and stream; expected those of init",
+        )
         for name, mark in marks.items():
             require_mask(name, mark, ids.shape[:2])
         return self.bind(params)
@@ -204,7 +206,7 @@ def transformer(config: TransformerConfig) -> AnyTransformer:
     return EncoderOnlyTransformer(config) if config.decoder is None else EncoderDecoderTransformer(config)
 
 
-def short_summary(config: TransformerConfig, shapes: dict[str, Any]) -> str:
+def short_summary(config: TransformerConfig, shapes: Params) -> str:
     """Lists the stacks with their widths, the types, and the number of parameters of each part, a line each."""
     stacks = [f"  {name}: {_stack(config, stack)}" for name, stack in config.stacks.items()]
     chosen = f"{config.vocab_size:,} tokens" if config.predicts_tokens else f"{config.classes} classes"
@@ -217,7 +219,7 @@ def short_summary(config: TransformerConfig, shapes: dict[str, Any]) -> str:
     return "\n".join([*stacks, f"  head: {head}{tied}", types, f"  {sum(parts.values()):,} parameters: {counts}"])
 
 
-def parameter_table(shapes: dict[str, Any]) -> str:
+def parameter_table(shapes: Params) -> str:
     """Lists each parameter with its shape, number and bytes, and then the sums of each part and of all."""
     rows = [("parameter", "shape", "number", "bytes")]
     parts = shapes if len(shapes) > 1 else {}
@@ -244,7 +246,7 @@ def _stack(config: TransformerConfig, stack: StackConfig) -> str:
     )
 
 
-def _sizes(tree: dict[str, Any] | jax.ShapeDtypeStruct) -> tuple[str, str]:
+def _sizes(tree: Params | jax.ShapeDtypeStruct) -> tuple[str, str]:
     leaves = jax.tree.leaves(tree)
     size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
     return f"{sum(leaf.size for leaf in leaves):,}", f"{size:,}"

@@ -10,7 +10,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import require
 from jax_tformer.model.parameters import ZEROS, Dropout, DropoutKey, RandomKey, Shape, Start, accumulator, parameter
 from jax_tformer.scan import PROJECTION
 
@@ -119,8 +119,7 @@ def add_lora(net: Net, params: "Params", lora: LoraConfig, key: RandomKey) -> tu
 
     Raises InputError if the model has adapters already, or no matrices for these (see `TransformerConfig.lora`).
     """
-    if net.config.lora is not None:
-        raise InputError("the model has adapters already; expected one without, as merge_lora returns")
+    require(net.config.lora is None, "the model has adapters already; expected one without, as merge_lora returns")
     adapted = type(net)(replace(net.config, lora=lora))
     adapted.origin = net.origin
     fresh = jax.jit(lambda key: trained(adapted.init(key)))(key)

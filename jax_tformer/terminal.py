@@ -18,7 +18,7 @@ from itertools import dropwhile, takewhile
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
-from jax_tformer.config.errors import InputError, TrainingFailed, reason_of
+from jax_tformer.config.errors import InputError, TrainingFailed, reason_of, require
 
 if TYPE_CHECKING:
     from tyro.constructors import ConstructorRegistry
@@ -96,12 +96,6 @@ def as_called(text: str) -> str:
     if not sys.argv[0].startswith("jax-tformer "):
         return text
     return re.sub(r"(?<![\w./-])(python )?(train|generate|compare)\.py\b", r"jax-tformer \2", text)
-
-
-def say_version() -> int:
-    """Prints what `--version` asks for."""
-    print(f"jax-tformer {__version__}")
-    return 0
 
 
 def parse(
@@ -246,12 +240,15 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     message = None
     try:
-        if sys.stdout is None:
-            raise InputError("standard output is closed; redirect it to a file, or to /dev/null")
+        require(sys.stdout is not None, "standard output is closed; redirect it to a file, or to /dev/null")
         if isinstance(sys.stdout, io.TextIOWrapper):
             # A model may write any character, whatever the locale says.
             sys.stdout.reconfigure(encoding="utf-8", errors="backslashreplace")
-        status = say_version() if sys.argv[1:] == ["--version"] else program(sys.argv[1:])
+        status = 0
+        if sys.argv[1:] == ["--version"]:
+            print(f"jax-tformer {__version__}")
+        else:
+            status = program(sys.argv[1:])
         sys.stdout.flush()
     except InputError as error:
         status = 2

@@ -94,7 +94,7 @@ def test_what_is_not_finite_first_is_found(start, parameter, index, value, said)
 def test_the_operation_that_made_a_nan_is_named(activation, index, value, said):
     stack = replace(STACK, num_layers=1, activation=activation)
     net = transformer(TransformerConfig(vocab_size=128, d_model=8, decoder=stack))
-    state = spoiled(init_state(net, TX, jax.random.key(0)), "decoder.blocks.feedforward.up.kernel", index, value)
+    state = spoil(init_state(net, TX, jax.random.key(0)), "decoder.blocks.feedforward.up.kernel", index, value)
     state, _ = jax.jit(train_step(net, TX))(state, BATCH)
     told = find_not_finite(net, make_mesh(MeshConfig(), 4), LETTERS, 1, state, BATCH, operation=True)
     assert re.search(said, told), told

@@ -4,6 +4,7 @@ import gzip
 import json
 import random
 import shutil
+import signal
 import subprocess
 import sys
 import time
@@ -213,6 +214,34 @@ def test_killed_runs_go_on_where_they_were(shards, folder):
         run("a.jsonl", "--out", "others", *BPE, "--data.held-out", "0.1")
     run("a.jsonl", "--out", "others", *BPE, *PIECES)
     assert [*contents(folder / "others").values()] == [*contents(shards).values()]
+
+
+LATE = """
+import multiprocessing
+import os
+import signal
+import time
+from jax_tformer.data import tokenizing
+
+def work():
+    os.kill(parent := os.getppid(), signal.SIGKILL)
+    while os.getppid() == parent:
+        time.sleep(0.01)
+    tokenizing._end_with_parent()
+    time.sleep(600)
+
+if __name__ == "__main__":
+    process = multiprocessing.get_context("spawn").Process(target=work)
+    process.start()
+    process.join()
+"""
+
+
+def test_a_worker_that_begins_after_its_parent_was_killed_ends(folder):
+    (folder / "late.py").write_text(LATE)
+    # Its output ends with the last of the processes.
+    killed = subprocess.run([sys.executable, "late.py"], capture_output=True, timeout=100)
+    assert killed.returncode == -signal.SIGKILL
 
 
 AROUND = {"0.jsonl": TEXTS[:100], "b.jsonl": TEXTS[100:]}

@@ -5,12 +5,11 @@ import subprocess
 import sys
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
 
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.data.tokenizers import read_settings, special_tokens
 from jax_tformer.decoding.texts import Prompt, PromptReader
-from jax_tformer.files import read_text
+from jax_tformer.files import Json, read_text
 
 Message = dict[str, str]
 """{"role": "system", "user" or "assistant", "content": text}."""
@@ -41,7 +40,7 @@ class ChatTemplate:
         given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
         return self._ask(given | self._tokens)
 
-    def _ask(self, names: Mapping[str, Any] | None) -> str:
+    def _ask(self, names: Json | None) -> str:
         asked = json.dumps({"source": self._source, "names": names})
         try:
             # -P: the modules beside that file do not take the place of others.
@@ -56,7 +55,7 @@ class ChatTemplate:
         outcome, text = json.loads(done.stdout)
         require(outcome != "damaged", f"the chat template in {self._where} is damaged ({text}); restore it")
         require(outcome != "refused", f"the chat template in {self._where} refuses this ({text})")
-        return str(text)
+        return text
 
 
 def read_chat_template(folder: Path) -> ChatTemplate:

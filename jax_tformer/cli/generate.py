@@ -1,15 +1,24 @@
 """Generate text with the model of a run or of a Hugging Face folder: `python generate.py FOLDER --prompt TEXT`, or
-`--source TEXT`, or one text per line from a file or standard input; `--chat` converses."""
+`--source TEXT`, or one text per line from a file or standard input; `--chat` converses.
+
+`generate` is the whole way, in four parts. Where each of them leads, for a prompt:
+
+    1. the texts       plan_generation, here: flags over defaults; PromptReader (decoding/texts.py) makes ids of texts
+    2. the model       load_trained (runs/folder.py)
+    3. the answers     Answerer (decoding/generate.py), by the loop (decoding/loop.py) over a cache (cache.py); choose
+                       (decoding/sampling.py) draws a token, decode_added (decoding/texts.py) makes text
+    4. the scores      translation_scores (decoding/texts.py)
+"""
 
 import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from itertools import chain
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from typing import TYPE_CHECKING, Annotated, TypeVar
 
 import tyro
 
@@ -25,7 +34,7 @@ from jax_tformer.decoding.texts import (
     data_length,
     translation_scores,
 )
-from jax_tformer.files import shortened, user_path
+from jax_tformer.files import Json, shortened, user_path
 from jax_tformer.hub.folder import GenerationDefaults, Origin, defaults_of, read_origin
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint
 from jax_tformer.terminal import given_flags, one_line, parse, say
@@ -107,7 +116,7 @@ def generate(options: "GenerateOptions") -> int:
             with watch.running():
                 pieces = output.stream(batch[0], answerer.stream(batch[0]))
             best = ["".join(pieces)]
-            tokens = tokens + len(pieces) - 1
+            tokens += len(pieces) - 1
         else:
             with watch.running(), options.flags_in_errors():
                 found = answerer.answers(batch)
@@ -196,7 +205,7 @@ class GenerateOptions:
     batch_size: int = 8
     """Lines of the file, or of standard input, that are processed together."""
     mesh: MeshConfig = _ONE_DEVICE
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
+    distributed: DistributedConfig = DistributedConfig()
     seed: int = 0
     """Random seed; the same seed gives the same tokens."""
     decoding: Annotated[DecodingFlags, tyro.conf.arg(name="")] = DecodingFlags()
@@ -206,7 +215,7 @@ class GenerateOptions:
     def check(self) -> None:
         """Raises InputError for options that exclude each other, and for invalid numbers."""
         require(self.prompt != "", "the prompt is empty; give the text to continue with --prompt TEXT")
-        require(self.source is None or bool(self.source.strip()), "the source is empty; give the text with --source")
+        require(self.source is None or self.source.strip(), "the source is empty; give the text with --source")
         require(self.batch_size >= 1, f"--batch-size is {self.batch_size}; expected at least 1")
         require(0 <= self.seed < 2**32, f"--seed is {self.seed}; expected a whole number from 0 to 2^32 - 1")
         parse_checkpoint(self.checkpoint)
@@ -224,13 +233,13 @@ class GenerateOptions:
 
         Raises InputError for invalid values, and for options that such a model cannot use.
         """
-        asked: dict[str, Any] = {name: getattr(self.decoding, name) for name in self.given}
+        asked: Json = {name: getattr(self.decoding, name) for name in self.given}
         draws = any(asked.get(name) for name in (*_DRAWING, "temperature")) or self.decoding.num_samples > 1
         # What a flag asks for excludes what only the checkpoint asks for.
-        one_by_one = draws or self.stream or self.slide
-        searches = asked.get("num_beams", 1 if one_by_one else defaults.decoding.get("num_beams", 1)) > 1
+        beams = {} if draws or self.stream or self.slide else defaults.decoding
+        searches = {"num_beams": 1, **beams, **asked}["num_beams"] > 1
         greedy = searches or asked.get("temperature") == 0
-        settings: dict[str, Any] = {"length_penalty": 1.0, "length_penalty_form": "power"} if searches else {}
+        settings: Json = {"length_penalty": 1.0, "length_penalty_form": "power"} if searches else {}
         settings |= {"temperature": 1.0} | defaults.drawing if draws and not greedy else {}
         unused = [*_DRAWING, "temperature"] if greedy else []
         unused += [] if searches else ["num_beams", "length_penalty", "early_stopping"]
@@ -398,7 +407,7 @@ def plan_generation(options: GenerateOptions) -> GenerationPlan:
 
         trained = load_model()
         context = length if options.slide else None
-        asked: dict[str, Any] = {"seed": options.seed, "context": context, "batch": options.batch}
+        asked: Json = {"seed": options.seed, "context": context, "batch": options.batch}
         return Answerer(trained.net, trained.params, tokenizer, decoding, **asked), trained.skipped
 
     plan = GenerationPlan(reader, translates, load, notes=notes)

@@ -3,7 +3,7 @@
 import os
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -27,7 +27,7 @@ class TokenizeOptions:
     """Files, folders, globs, or names of data sets on the Hugging Face hub."""
     out: Path
     """A new or empty folder, or one that a killed run has begun; --data.path of train.py then names it."""
-    data: ShardsConfig = field(default_factory=ShardsConfig)
+    data: ShardsConfig = ShardsConfig()
     workers: Positive | None = None
     """Processes that encode; None: one for each core."""
     revision: str | None = None
@@ -51,7 +51,7 @@ class _Texts(Iterable[str]):
 def main(arguments: Sequence[str]) -> int:
     options = parse(TokenizeOptions, arguments, prog="jax-tformer tokenize", description=__doc__ or "")
     check_fields(options)
-    require(bool(options.sources), "no source was named; expected files, folders, globs or names of data sets")
+    require(options.sources, "no source was named; expected files, folders, globs or names of data sets")
     files = [path for source in options.sources for path in _find(source, options.revision)]
     tokenizer = options.data.tokenizer
     built = build_tokenizer(tokenizer, _Texts(files, options.data), special_tokens_for(TextData(tokenizer=tokenizer)))

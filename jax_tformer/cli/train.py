@@ -17,7 +17,7 @@
 import json
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -216,8 +216,7 @@ def train(plan: "TrainPlan", started: float) -> int:
             if (shape := shape_of(placed)) not in steps:
                 steps[shape] = prepared.compile(placed)
                 reporter.pause()
-            done: tuple[TrainState, StepMetrics] = steps[shape](state, placed)
-            return done
+            return steps[shape](state, placed)
 
         processes.wait_for_all()
         for number in range(start + 1, training.steps + 1):
@@ -278,8 +277,8 @@ class TrainOptions(ExperimentConfig):
     """Train nothing: draw loss.png and samples.txt of a run in any state; --sample.FIELD changes how it samples."""
     track: str | None = None
     """Send the metrics to this project of trackio, too."""
-    distributed: DistributedConfig = field(default_factory=DistributedConfig)
-    debug: DebugConfig = field(default_factory=DebugConfig)
+    distributed: DistributedConfig = DistributedConfig()
+    debug: DebugConfig = DebugConfig()
 
 
 @dataclass(frozen=True)
@@ -342,11 +341,11 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     )
     if options.report:
         _require_report(folder, before, experiment)
-    if before is None and not named:
-        raise InputError(
-            f"there is no run in {folder.path} to continue; check the path, or name the experiment to begin "
-            f"there, as in train.py EXPERIMENT --run {folder.path}"
-        )
+    require(
+        before is not None or named,
+        f"there is no run in {folder.path} to continue; check the path, or name the experiment to begin "
+        f"there, as in train.py EXPERIMENT --run {folder.path}",
+    )
     if before is None and experiment.init is not None:
         from jax_tformer.runs.begin import require_same_architecture
 
@@ -402,11 +401,11 @@ def _require_same_experiment(folder: "RunFolder", run: ExperimentConfig, name: s
     """Raises InputError if the run in `folder` is known not to be of the experiment `name`."""
     began = folder.began_as()
     kinds = [(type(config.data).__name__, config.data.source) for config in (run, EXPERIMENTS[name].config)]
-    if began != name and (began is not None or kinds[0] != kinds[1]):
-        raise InputError(
-            f"{folder.path} holds a run of {began or 'another experiment'}, not of {name}; continue it without a name, "
-            "with --run alone, or start again with a new --run or --resume no"
-        )
+    require(
+        began == name or (began is None and kinds[0] == kinds[1]),
+        f"{folder.path} holds a run of {began or 'another experiment'}, not of {name}; continue it without a name, "
+        "with --run alone, or start again with a new --run or --resume no",
+    )
 
 
 def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: ExperimentConfig) -> None:
@@ -415,8 +414,7 @@ def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: E
         raise InputError(f"there is no run in {folder.path} to report on; expected --run with a folder that holds one")
     changed = changed_fields(to_dict(run), to_dict(wanted))
     others = [name for name in changed if not name.startswith("sample.") and name not in _PLACES]
-    if others:
-        raise InputError(f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
+    require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
 
 
 def _own_settings(run: ExperimentConfig, name: str, flags: Mapping[str, str]) -> list[str]:

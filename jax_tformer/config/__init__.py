@@ -5,7 +5,7 @@ field, so nothing depends on a framework's default.
 """
 
 import math
-from dataclasses import astuple, dataclass, field, replace
+from dataclasses import astuple, dataclass, replace
 from typing import Any, Literal, get_args
 
 from jax_tformer.config.errors import AboveZero, Count, Positive, Rate, check_fields, require, require_field
@@ -135,7 +135,7 @@ class StackConfig:
     """Rows of the table of relative positions; half of a side's are for one distance each (Raffel et al., 2020)."""
     relative_max_distance: Positive = 128
     """Relative positions: from this distance on all are alike; below, the other half's buckets grow with distance."""
-    rotary: RotaryConfig = field(default_factory=RotaryConfig)
+    rotary: RotaryConfig = RotaryConfig()
     """Which columns rotary positions turn, and the scaling of their angles."""
     token_types: Count = 0
     """Rows of the token-type (segment) table; 0: no table."""
@@ -348,11 +348,11 @@ class TransformerConfig:
     """Standard deviation of the normal initializer, and of learned position and token-type tables under either."""
     residual_init_scale: bool = False
     """Initialise the last projection of each residual branch smaller, by (branches in the stack)^-0.5, as GPT-2."""
-    dropout: DropoutConfig = field(default_factory=DropoutConfig)
+    dropout: DropoutConfig = DropoutConfig()
     """The dropout rates; all apply only where a dropout key is given."""
     lora: LoraConfig | None = None
     """Low-rank adapters. With them, nothing else trains; None: no adapters, and everything trains."""
-    compute: ComputeConfig = field(default_factory=ComputeConfig)
+    compute: ComputeConfig = ComputeConfig()
     """In which arithmetic and in which order the layers are computed."""
 
     def __post_init__(self) -> None:

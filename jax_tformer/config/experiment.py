@@ -4,7 +4,7 @@ Frozen dataclasses like those of `config`, checked when they are made.
 """
 
 import re
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Literal
 
 from jax_tformer.config import TransformerConfig
@@ -90,7 +90,7 @@ class TextData:
     divides them where rows end, best_fit keeps them whole and pads rows, crop leaves out what does not fit."""
     held_out: Share = 0.1
     """Fraction of the text kept for evaluation, taken from its end; shards may have a held-out part of their own."""
-    tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
+    tokenizer: TokenizerConfig = TokenizerConfig("bytes")
     """How text becomes ids. The tokenizer is saved with the run."""
 
     def __post_init__(self) -> None:
@@ -133,7 +133,7 @@ class PairData:
     tokens_per_batch: Positive | None = None
     """The most tokens of source, and of target, in a batch, padding included (the paper has 25,000): batches have a few
     lengths, and the shorter their pairs, the more of them, a multiple of batch_size. None: batch_size pairs."""
-    tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("characters"))
+    tokenizer: TokenizerConfig = TokenizerConfig("characters")
     """How text becomes ids. The tokenizer is saved with the run."""
 
     def __post_init__(self) -> None:
@@ -179,7 +179,7 @@ class OptimizerConfig:
     SGD, or Muon (Jordan, 2024) for the matrices of layers and AdamW for the rest."""
     learning_rate: AboveZero = 1e-3
     """The highest learning rate, at the end of the warm-up; for Adafactor in times of a parameter's size."""
-    rates: RatesConfig = field(default_factory=RatesConfig)
+    rates: RatesConfig = RatesConfig()
     """Factors of the learning rate, by kind of parameter."""
     schedule: Schedule = "cosine"
     """After the warm-up: constant, cosine or linear down to final_fraction, the paper's 1/sqrt(step), or constant and
@@ -243,7 +243,7 @@ class TrainingConfig:
     """B, sequences in one optimizer step."""
     accumulation: Positive = 1
     """Parts a batch is split into to save memory; gradients are those of the whole batch."""
-    loss: LossConfig = field(default_factory=LossConfig)
+    loss: LossConfig = CROSS_ENTROPY
     """What is added to the cross-entropy that trains."""
     average: Rate = 0.0
     """Decay of an average of the weights of all steps, which is evaluated and saved beside them; 0: no average."""
@@ -444,7 +444,7 @@ class DistributedConfig:
             return
         host, _, port = self.coordinator.rpartition(":")
         require(
-            bool(host) and port.isdecimal() and 0 < int(port) < 2**16,
+            host and port.isdecimal() and 0 < int(port) < 2**16,
             f"coordinator is {self.coordinator!r}; expected HOST:PORT, such as localhost:12345",
         )
         require(
@@ -467,10 +467,10 @@ class ExperimentConfig:
 
     model: TransformerConfig
     data: TextData | MaskedTextData | PairData
-    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
-    training: TrainingConfig = field(default_factory=TrainingConfig)
-    sample: SampleConfig = field(default_factory=SampleConfig)
-    mesh: MeshConfig = field(default_factory=MeshConfig)
+    optimizer: OptimizerConfig = OptimizerConfig()
+    training: TrainingConfig = TrainingConfig()
+    sample: SampleConfig = SampleConfig()
+    mesh: MeshConfig = MeshConfig()
     init: str | None = None
     """Hugging Face folder whose weights, architecture and tokenizer the run begins with; None: new weights."""
 

@@ -184,8 +184,7 @@ def _spread(count: int, most: int) -> np.ndarray:
 
 def _rows_of(size: int, training: TrainingConfig, rows: np.ndarray) -> np.ndarray:
     times = size // training.batch_size
-    found: np.ndarray = (rows[:, None] * times + np.arange(times)).ravel()
-    return found
+    return (rows[:, None] * times + np.arange(times)).ravel()
 
 
 def held_out_items(items: Iterable[str], fraction: float) -> np.ndarray:

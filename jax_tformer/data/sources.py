@@ -31,7 +31,7 @@ from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data import generated
 from jax_tformer.data.order import held_out_items
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
-from jax_tformer.files import kept, read_json, shortened, user_path
+from jax_tformer.files import Json, kept, read_json, shortened, user_path
 
 T = TypeVar("T")
 D = TypeVar("D", bound=TextData | PairData)
@@ -145,7 +145,7 @@ class Blocks(Iterable[bytes]):
                 # Half of a line end waits for the other.
                 held = b"\r" if block and text.endswith(b"\r") else b""
                 text = text.removesuffix(held).replace(b"\r\n", b"\n")
-                at = at + len(block)
+                at += len(block)
                 empty = empty and not text.strip()
                 yield text
         require(not empty, f"{path} is empty; expected text")
@@ -277,7 +277,7 @@ def text_files(data: TextData) -> list[Path]:
     """
     path = data.path or ""
     require(
-        bool(path),
+        path,
         "no text was named; give --data.path a text file, a folder of them, a glob or JSON lines with a text field",
     )
     place = user_path(path)
@@ -287,13 +287,13 @@ def text_files(data: TextData) -> list[Path]:
         others = Counter(file.suffix for file in inside if file.suffix)
         most = others.most_common(1)[0][0] if others else ".log"
         require(
-            bool(found),
+            found,
             f"{path} is a folder without {', '.join(_TEXTS)} or .parquet files; expected at least one; "
             f"other kinds of text are named by a pattern: '{path}/**/*{most}'",
         )
         return found
     found = [file for file in _named(path) if file.is_file() or not _is_pattern(path)]
-    require(bool(found), f"{path} matches no file; expected at least one; check the pattern")
+    require(found, f"{path} matches no file; expected at least one; check the pattern")
     require(
         _is_pattern(path) or not place.is_file() or place.suffix.lower() not in TABLES,
         f"{path} would be read with all its quotes and commas; expected text, or .jsonl with a text field in every "
@@ -499,8 +499,8 @@ class StoredIds:
                 except OSError as error:
                     raise InputError(f"{path} cannot be read any more ({error.strerror}); {mend}") from error
                 require(len(found[-1]) == count, f"{path} has become shorter since the start; {mend}")
-                missing = missing - count
-                first = first + count
+                missing -= count
+                first += count
             first -= size
         return np.concatenate(found)
 
@@ -542,7 +542,7 @@ def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:
     held_out = [file for file in files if _HELD_OUT.search(file.path.stem)]
     train = [file for file in files if file not in held_out]
     require(
-        bool(train),
+        train,
         "all shards are held out by their names; expected some without val, valid, validation or test in the name",
     )
     ends = [sum(file.size for file in part) for part in (train, held_out)]
@@ -603,13 +603,13 @@ def _read_index(path: Path) -> "tuple[np.dtype[Any], int, int]":
     return np.dtype(_INDEX_TYPES[int(kind)]), 0, int(lengths.sum(dtype=np.int64))
 
 
-def seal(values: dict[str, Any]) -> str:
+def seal(values: Json) -> str:
     """Returns the checksum of all in a manifest but its "checksum"."""
     rest = {name: value for name, value in values.items() if name != "checksum"}
     return sha256(json.dumps(rest, sort_keys=True).encode()).hexdigest()
 
 
-def read_manifest(folder: Path) -> dict[str, Any] | None:
+def read_manifest(folder: Path) -> Json | None:
     """Reads the manifest of a folder of shards; None if others wrote them. Raises InputError if it is damaged."""
     path = folder / MANIFEST
     if not path.exists():
@@ -621,10 +621,10 @@ def read_manifest(folder: Path) -> dict[str, Any] | None:
     values = read_json(path)
     intact = isinstance(values, dict) and values.get("checksum") == seal(values)
     require(intact, f"{path} is damaged: its checksum is another; {_MEND}")
-    return dict(values)
+    return values
 
 
-def _check_own(paths: Sequence[Path], manifest: dict[str, Any], tokenizer: Tokenizer) -> None:
+def _check_own(paths: Sequence[Path], manifest: Json, tokenizer: Tokenizer) -> None:
     """Raises InputError unless the files of a folder are those of its manifest, and the ids those of `tokenizer`."""
     folder = paths[0].parent
     files = manifest["files"]

@@ -115,7 +115,7 @@ def _packed(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> S
     length = data.context_length
     separator = tokenizer.separator
     require(
-        bool(separator),
+        separator,
         "the tokenizer has neither a start nor an end token, so that nothing says where documents begin; expected one; "
         "leave --data.packing out, or use another tokenizer",
     )
@@ -227,7 +227,7 @@ def _best_fit(begins: np.ndarray, sizes: np.ndarray, length: int) -> Packed:
             else:
                 left = length
                 row = rows
-                rows = rows + 1
+                rows += 1
             row_of[first + piece] = row
             insort(room, (left - size, row))
     order = np.argsort(row_of, kind="stable")

@@ -21,7 +21,7 @@ from tokenizers.processors import TemplateProcessing
 
 from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.config.experiment import TokenizerConfig
-from jax_tformer.files import from_dict, hub_folder, kept, read_json, read_text, user_path, write_text
+from jax_tformer.files import Json, from_dict, hub_folder, kept, read_json, read_text, user_path, write_text
 
 Role = Literal["start", "end", "pad", "mask"]
 
@@ -106,6 +106,7 @@ class Tokenizer:
     Attributes: `vocab_size`, the highest id (special tokens included) plus one; `table_rows`, those that text and
     roles need of a model's table; `id_type`, uint16 or int32, the NumPy type that holds all ids; `start_id`,
     `end_id`, `pad_id` and `mask_id`, None if no token has that role. Without a padding token the end token pads.
+    `has_table`: ids are looked up in a table of bytes or characters, which is faster than a cache of ids on disk.
     `framing` has the special tokens around the texts of a checkpoint; with None, each kind of data adds its own.
     `cleans_spaces`: decoding takes spaces before punctuation out.
 
@@ -144,6 +145,7 @@ class Tokenizer:
         self._added = re.compile("|".join(map(re.escape, spelled)) or "(?!)")
         outline = json.loads(backend.to_str())
         self._table = _table(outline, self._special)
+        self.has_table = self._table is not None
         self.cleans_spaces = cleans_spaces(outline["decoder"])
 
     def framed(self, start_id: int | None = None, end_ids: tuple[int, ...] | None = None) -> "Tokenizer":
@@ -159,15 +161,9 @@ class Tokenizer:
 
     def require(self, role: Role, purpose: str) -> int:
         """Returns the id of the token with this role; raises InputError with the `purpose` if there is none."""
-        found: int | None = getattr(self, f"{role}_id")
-        if found is None:
-            raise InputError(f"the tokenizer has no {role} token; expected one, {purpose}; use another tokenizer")
+        found = getattr(self, f"{role}_id")
+        require(found is not None, f"the tokenizer has no {role} token; expected one, {purpose}; use another tokenizer")
         return found
-
-    @property
-    def has_table(self) -> bool:
-        """Whether ids are looked up in a table of bytes or characters, which is faster than a cache of ids on disk."""
-        return self._table is not None
 
     @property
     def ordinary_ids(self) -> np.ndarray:
@@ -256,7 +252,7 @@ class Tokenizer:
 
     def save(self, folder: str | os.PathLike[str]) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, which the AutoTokenizer of transformers reads too."""
-        settings: dict[str, Any] = {FIELDS[role][0]: token for role, token in self._roles.items()}
+        settings: Json = {FIELDS[role][0]: token for role, token in self._roles.items()}
         if self.framing is not None:
             settings["framing"] = dataclasses.asdict(self.framing)
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
@@ -330,7 +326,7 @@ class _Table:
         return [ids[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def _table(outline: dict[str, Any], special: Mapping[str, int]) -> _Table | None:
+def _table(outline: Json, special: Mapping[str, int]) -> _Table | None:
     """Makes the table of a tokenizer whose tokens are bytes or characters; returns None for others."""
     before = outline["pre_tokenizer"] or {}
     model = outline["model"]
@@ -374,7 +370,7 @@ def added_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int
     return (), ()
 
 
-def follow_settings(backend: tokenizers.Tokenizer, settings: Mapping[str, Any], tokens: Mapping[str, str]) -> None:
+def follow_settings(backend: tokenizers.Tokenizer, settings: Json, tokens: Mapping[str, str]) -> None:
     """Makes `backend` encode and decode as `transformers` does.
 
     `settings` is tokenizer_config.json, `tokens` has the special tokens by name. The post-processor of tokenizer.json
@@ -408,7 +404,7 @@ def _cleaning(decoder: Any) -> decoders.Sequence:
     return decoders.Sequence([first, decoders.Fuse(), *(decoders.Replace(*pair) for pair in _CLEANED)])
 
 
-def cleans_spaces(decoder: Mapping[str, Any] | None) -> bool:
+def cleans_spaces(decoder: Json | None) -> bool:
     """Whether a decoder, as in tokenizer.json, is one of `follow_settings` that cleans spaces up."""
     steps = [(step.get("pattern"), step.get("content")) for step in (decoder or {}).get("decoders", [])]
     return steps[-len(_CLEANED) :] == [({"String": pattern}, content) for pattern, content in _CLEANED]
@@ -468,8 +464,7 @@ def _word_level(texts: Iterable[str], kind: Literal["characters", "words"]) -> t
     found: set[str] = set()
     for text in texts:
         found.update(text.split() if kind == "words" else text)
-    if not found:
-        raise InputError(f"the text is empty; expected text to take the tokenizer's {kind} from")
+    require(found, f"the text is empty; expected text to take the tokenizer's {kind} from")
     backend = tokenizers.Tokenizer(models.WordLevel({token: id for id, token in enumerate(sorted(found))}))
     if kind == "words":
         # Without a decoder, the library puts spaces between tokens.
@@ -502,8 +497,7 @@ def _load_huggingface(name: str | None, revision: str | None) -> Tokenizer:
             "tokenizer kind is 'huggingface' without a name; give --data.tokenizer.name a folder or a hub name"
         )
     if user_path(name).is_dir():
-        if revision is not None:
-            raise InputError(f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
+        require(revision is None, f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
         return load_tokenizer(user_path(name))
     # Tokenizer.from_pretrained would not fetch the files that hold the roles.
     return load_tokenizer(hub_folder("tokenizer", name, revision, "--data.tokenizer.revision", _HUB_FILES))
@@ -544,12 +538,12 @@ def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
     return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
 
 
-def read_settings(folder: Path) -> dict[str, Any]:
+def read_settings(folder: Path) -> Json:
     """Reads special_tokens_map.json and tokenizer_config.json, as far as they exist; the second one counts.
 
     Raises InputError if one is damaged.
     """
-    found: dict[str, Any] = {}
+    found: Json = {}
     for path in (folder / name for name in _SETTINGS):
         if path.exists():
             settings = read_json(path)
@@ -560,7 +554,7 @@ def read_settings(folder: Path) -> dict[str, Any]:
     return found
 
 
-def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
+def special_tokens(settings: Json) -> dict[str, str]:
     """Returns the special tokens that `read_settings` has found, by Hugging Face's names ("bos_token")."""
     contents = {
         name: token.get("content") if isinstance(token, dict) else token
@@ -570,7 +564,7 @@ def special_tokens(settings: Mapping[str, Any]) -> dict[str, str]:
     return {name: content for name, content in contents.items() if isinstance(content, str)}
 
 
-def _roles(settings: Mapping[str, Any]) -> dict[Role, str]:
+def _roles(settings: Json) -> dict[Role, str]:
     named = special_tokens(settings)
     found = {role: next((named[field] for field in fields if field in named), None) for role, fields in FIELDS.items()}
     return {role: token for role, token in found.items() if token is not None}

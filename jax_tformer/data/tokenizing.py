@@ -4,7 +4,6 @@ Whatever the number of processes, the shards are the same, to the byte.
 """
 
 import ctypes
-import fcntl
 import multiprocessing
 import os
 import signal
@@ -12,8 +11,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from contextlib import contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +23,7 @@ from jax_tformer.config.errors import InputError, Positive, Rate, check_fields, 
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.sources import FORMATS, HEADER_BYTES, MANIFEST, digest, documents, seal
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
-from jax_tformer.files import read_json, sync, write_json
+from jax_tformer.files import Json, locked, read_json, sync, write_json
 
 PARTS = ("train", "val")
 _UNFINISHED = "unfinished.json"
@@ -38,7 +36,7 @@ _SAVED_EVERY = 64
 class ShardsConfig:
     """How documents become ids, and which are held out."""
 
-    tokenizer: TokenizerConfig = field(default_factory=lambda: TokenizerConfig("bytes"))
+    tokenizer: TokenizerConfig = TokenizerConfig("bytes")
     """How text becomes ids. The tokenizer is saved with the shards."""
     column: str = "text"
     """The field of JSON lines, or the column of Parquet, that holds the text."""
@@ -77,7 +75,7 @@ class _Group(NamedTuple):
 
     texts: list[tuple[int, bool, str]]
     """The part of each, whether a document begins, and the text."""
-    state: dict[str, Any]
+    state: Json
     """How much has been read by now, and a hash of it."""
 
 
@@ -146,7 +144,7 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
     os.environ["TOKENIZERS_PARALLELISM"] = "false"
     waiting = deque[tuple[_Group, Future[list[np.ndarray]]]]()
     console = Console(stderr=True)
-    with _locked(out), Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
+    with locked(out, out), Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         writer = _Writer(out, tokenizer, config)
         task = bar.add_task("tokenizing", total=sum(path.stat().st_size for path in files))
         groups = _groups(files, config, tokenizer.can_be_cut, lambda size: bar.advance(task, size))
@@ -176,22 +174,14 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
         return writer.finish(group)
 
 
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    descriptor = os.open(folder, os.O_RDONLY)
-    try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        yield
-    except BlockingIOError as error:
-        raise InputError(f"another process is writing {folder}; wait for it, or choose another folder") from error
-    finally:
-        os.close(descriptor)
-
-
 def _end_with_parent() -> None:
     """Makes Linux end a worker whose parent was killed; the parent alone answers Ctrl-C."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     ctypes.CDLL(None).prctl(1, signal.SIGKILL)
+    parent = multiprocessing.parent_process()
+    if parent is not None and os.getppid() != parent.pid:
+        # It was killed before Linux knew.
+        os._exit(1)
 
 
 class _Writer:
@@ -208,7 +198,7 @@ class _Writer:
         new = {"settings": settings, "groups": 0, "seen": "", "tokens": [0, 0]}
         begun = (out / _UNFINISHED).exists()
         require(begun or not any(out.iterdir()), f"{out} is there already; expected a new or empty folder")
-        self._state: dict[str, Any] = read_json(out / _UNFINISHED) if begun else new
+        self._state: Json = read_json(out / _UNFINISHED) if begun else new
         require(
             self._state["settings"] == settings,
             f"{out} was begun with another tokenizer or other settings; give the same, or choose another folder",
@@ -220,7 +210,7 @@ class _Writer:
         """Whether a group is still to be written; raises InputError if those before were others."""
         if group.state["groups"] == self._state["groups"]:
             self._require_same(group)
-        return bool(group.state["groups"] > self._state["groups"])
+        return group.state["groups"] > self._state["groups"]
 
     def _require_same(self, group: _Group) -> None:
         require(

@@ -25,6 +25,7 @@ from safetensors.numpy import save_file
 from jax_tformer.config import LoraConfig, LoraTarget
 from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import (
+    Json,
     from_dict,
     new_folder,
     parse_json,
@@ -142,8 +143,7 @@ def load_adapters(
     adapters of another model.
     """
     path = user_path(folder)
-    if net.config.lora is not None:
-        raise InputError("the model has adapters already; expected one without, as merge_lora returns")
+    require(net.config.lora is None, "the model has adapters already; expected one without, as merge_lora returns")
     require((path / CONFIG).exists(), f"{path} has no {CONFIG}; expected a folder that PEFT's save_pretrained wrote")
     require(
         (path / WEIGHTS).exists() or not (path / PICKLE).exists(),
@@ -180,7 +180,7 @@ def _layout(net: AnyTransformer, architecture: str | None) -> Layout:
 
 def _written(
     lora: LoraConfig, ranks: Mapping[str, int], names: Collection[str], base: str | None, inputs_first: bool
-) -> dict[str, Any]:
+) -> Json:
     """Returns the fields of adapter_config.json for modules of these ranks; `names` are those of all modules.
 
     `inputs_first`: whether their weights are transposed, as in GPT-2.
@@ -210,7 +210,7 @@ def _written(
     }
 
 
-def _read_config(path: Path) -> Mapping[str, Any]:
+def _read_config(path: Path) -> Json:
     """Reads adapter_config.json; raises InputError for kinds of adapters and settings that we do not have."""
     said = read_json(path)
     if not isinstance(said, dict) or said.get("peft_type") != "LORA":
@@ -220,11 +220,11 @@ def _read_config(path: Path) -> Mapping[str, Any]:
         if name not in _CHANGE_NOTHING and value and value != "none":
             raise InputError(f"{path} has {name} {value!r}, which our adapters cannot express; expected it unset")
     start = said.get("init_lora_weights")
-    if isinstance(start, str) and start not in ("gaussian", "eva", "orthogonal"):
-        raise InputError(
-            f"{path} has init_lora_weights {start!r}, which changes the model itself; expected adapters beside it: "
-            "let PEFT convert them (path_initial_model_for_weight_conversion)"
-        )
+    require(
+        not isinstance(start, str) or start in ("gaussian", "eva", "orthogonal"),
+        f"{path} has init_lora_weights {start!r}, which changes the model itself; expected adapters beside it: "
+        "let PEFT convert them (path_initial_model_for_weight_conversion)",
+    )
     for name, whole in (("r", True), ("lora_alpha", False)):
         value = said.get(name)
         if not isinstance(value, int if whole else int | float) or isinstance(value, bool) or value <= 0:
@@ -245,7 +245,7 @@ def _own_config(path: Path) -> LoraConfig | None:
 
 
 def _read(
-    said: Mapping[str, Any],
+    said: Json,
     found: Mapping[str, Module],
     theirs: Mapping[str, Pair],
     own: LoraConfig | None,
@@ -255,8 +255,10 @@ def _read(
     ranks = {name: int(_pattern(said, "rank_pattern", name, said["r"])) for name in theirs}
     stabilized = bool(said.get("use_rslora"))
     for name, (a, _) in theirs.items():
-        if len(a) != ranks[name]:
-            raise InputError(f"{name}.lora_A has {len(a)} rows, and {CONFIG} says rank {ranks[name]}; expected as many")
+        require(
+            len(a) == ranks[name],
+            f"{name}.lora_A has {len(a)} rows, and {CONFIG} says rank {ranks[name]}; expected as many",
+        )
     if own is not None and _is_own(own, found, theirs) and own.rank_stabilized == stabilized:
         return own, read_adapters(found, theirs, own)
     targets = {part.split(".")[-1] for name in theirs for part in found[name].parts}
@@ -264,14 +266,14 @@ def _read(
         require(
             len(values) <= 1, f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules"
         )
-    ordered: Any = tuple(target for target in get_args(LoraTarget) if target in targets)
+    ordered = tuple(target for target in get_args(LoraTarget) if target in targets)
     rank = ranks.popitem()[1]
     alpha = alphas.popitem()[1]
     dropout = float(said.get("lora_dropout") or 0.0)
     return LoraConfig(rank, alpha, ordered, dropout, stabilized), read_adapters(found, theirs, None)
 
 
-def _pattern(said: Mapping[str, Any], field: str, module: str, otherwise: Any) -> Any:
+def _pattern(said: Json, field: str, module: str, otherwise: Any) -> Any:
     """Looks up a module as PEFT does: by patterns of the end of its name."""
     patterns = said.get(field) or {}
     return next((value for end, value in patterns.items() if re.fullmatch(rf"(.*\.)?({end})", module)), otherwise)

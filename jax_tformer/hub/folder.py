@@ -16,7 +16,7 @@ import safetensors
 
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError, reason_of, require
-from jax_tformer.files import not_regular, read_json, shortened, write_json
+from jax_tformer.files import Json, not_regular, read_json, shortened, write_json
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -127,7 +127,7 @@ _NEUTRAL: Mapping[str, object] = {
 class Origin:
     """Where a model came from. `net.origin` holds it; it changes no number, so equality of nets ignores it."""
 
-    config: Mapping[str, Any]
+    config: Json
     """config.json, as it was."""
     files: Mapping[str, bytes] = field(default_factory=dict)
     """generation_config.json and the tokenizer's files, as they were, by name."""
@@ -148,12 +148,11 @@ class Origin:
         return next((dtype for dtype in _BY_WIDTH if dtype in found), "float32")
 
     @property
-    def generation(self) -> Mapping[str, Any] | None:
+    def generation(self) -> Json | None:
         """generation_config.json; None: there was none."""
         if GENERATION not in self.files:
             return None
-        found: dict[str, Any] = json.loads(self.files[GENERATION])
-        return found
+        return json.loads(self.files[GENERATION])
 
 
 def read_origin(folder: Path) -> Origin:
@@ -203,9 +202,9 @@ def _bytes(path: Path) -> bytes:
 class GenerationDefaults(NamedTuple):
     """How a checkpoint generates where nobody says otherwise."""
 
-    decoding: dict[str, Any]
+    decoding: Json
     """Fields of DecodingConfig. There is a temperature if tokens are to be drawn."""
-    drawing: dict[str, Any] = {}  # noqa: RUF012 (nobody changes it)
+    drawing: Json = {}  # noqa: RUF012 (nobody changes it)
     """More of them, for tokens that are drawn because a flag asks for it."""
     most: int | None = None
     """The most new tokens of an answer."""
@@ -232,9 +231,7 @@ def defaults_of(
     return read_defaults(settings, translates=translates, where=str(where), vocabulary=vocabulary), where
 
 
-def read_defaults(
-    settings: Mapping[str, Any], *, translates: bool, where: str, vocabulary: int | None = None
-) -> GenerationDefaults:
+def read_defaults(settings: Json, *, translates: bool, where: str, vocabulary: int | None = None) -> GenerationDefaults:
     """Reads generation settings, those of an encoder-decoder if `translates`.
 
     Raises InputError for a wrong value, and for an end token that the model's `vocabulary` does not have.
@@ -249,7 +246,7 @@ def read_defaults(
     ]
     # Those of beams also without num_beams: a flag may ask for a beam search.
     decoding = {name: _as_tuple(given[name]) for name in _SAME if name in given}
-    drawing: dict[str, Any] = {name: given[name] for name in ("temperature", "top_p", "min_p") if name in given}
+    drawing: Json = {name: given[name] for name in ("temperature", "top_p", "min_p") if name in given}
     drawing |= {"top_k": given["top_k"] or None} if "top_k" in given else {}
     if given.get("num_beams", 1) > 1:
         decoding["num_beams"] = given["num_beams"]
@@ -311,8 +308,7 @@ class Stored:
     def __getitem__(self, region: tuple[slice, ...]) -> np.ndarray:
         try:
             with safetensors.safe_open(self._path, framework="numpy") as file:
-                part: np.ndarray = file.get_slice(self._name)[region]
-                return part
+                return file.get_slice(self._name)[region]
         except (OSError, safetensors.SafetensorError) as error:
             raise InputError(
                 f"{self._path} changed while it was read ({error}); restore it, and load it again"
@@ -346,8 +342,7 @@ def inside(folder: Path, name: str) -> Path:
         raise InputError(f"{path} does not exist; restore the folder, or load it again") from error
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"cannot read {path}: {error}; restore the folder, or load it again") from error
-    if problem:
-        raise InputError(f"{path} {problem}; expected a file; restore the folder, or load it again")
+    require(not problem, f"{path} {problem}; expected a file; restore the folder, or load it again")
     allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
     require(
         any(real.is_relative_to(place) for place in allowed),

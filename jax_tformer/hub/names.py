@@ -381,7 +381,7 @@ def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
     try:
         with safetensors.safe_open(path, framework="numpy") as file:
             metadata = file.metadata() or {}
-        weights: dict[str, np.ndarray] = load_file(path)
+        weights = load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"cannot read weights from {path}: {reason_of(error)}") from error
     require(

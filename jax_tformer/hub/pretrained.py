@@ -20,7 +20,7 @@ from safetensors.numpy import save_file
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
-from jax_tformer.files import hub_folder, new_folder, require_new_folder, user_path, write_json
+from jax_tformer.files import Json, hub_folder, new_folder, require_new_folder, user_path, write_json
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import (
     FAMILIES,
@@ -126,8 +126,7 @@ def assembled(
 def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
     path = user_path(folder_or_name)
     if path.is_dir():
-        if revision is not None:
-            raise InputError(f"{path} is a folder, which has no revision; leave it out")
+        require(revision is None, f"{path} is a folder, which has no revision; leave it out")
         return path
     require(
         not path.exists(), f"{path} is a file; expected its folder, with config.json and the weights as safetensors"
@@ -147,11 +146,11 @@ def _require_vocabulary(folder: Path, origin: Origin, tokenizer: Tokenizer, rows
     )
     for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
         id = origin.config.get(name)
-        if type(id) is int and tokenizer.vocab_size <= id < rows:
-            raise InputError(
-                f"{folder} has a tokenizer of {tokenizer.vocab_size:,} ids, but {name} is {id}; expected an id of the "
-                "tokenizer; is it the tokenizer of another model?"
-            )
+        require(
+            type(id) is not int or not tokenizer.vocab_size <= id < rows,
+            f"{folder} has a tokenizer of {tokenizer.vocab_size:,} ids, but {name} is {id}; expected an id of the "
+            "tokenizer; is it the tokenizer of another model?",
+        )
 
 
 def _require_types(folder: Path, types: Mapping[str, str]) -> None:
@@ -192,7 +191,7 @@ def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # parameters are arrays
-        region: Region = tuple(slice(*along.indices(size)[:2]) for along, size in zip(index, view.shape, strict=True))
+        region = tuple(slice(*along.indices(size)[:2]) for along, size in zip(index, view.shape, strict=True))
         # Devices that hold copies share what was read.
         key = tuple((along.start, along.stop) for along in region)
         if key not in parts:
@@ -231,8 +230,7 @@ def save_pretrained(
     out = user_path(folder)
     most = parse_size(max_shard_size)
     require_new_folder(out)
-    if dtype is not None and dtype not in STORED:
-        raise InputError(f"dtype is {dtype!r}; expected one of {', '.join(STORED)}, or None")
+    require(dtype is None or dtype in STORED, f"dtype is {dtype!r}; expected one of {', '.join(STORED)}, or None")
     rows = net.config.vocab_size or 0
     if tokenizer is not None and tokenizer.table_rows > rows:
         raise InputError(
@@ -240,7 +238,7 @@ def save_pretrained(
             "as many; save the model with the tokenizer that it was trained with"
         )
     chosen, said = described(net, architecture)
-    origin: Origin | None = net.origin if net.origin is not None and net.origin.architecture == chosen else None
+    origin = net.origin if net.origin is not None and net.origin.architecture == chosen else None
     tensors, types = _tensors(net, params, chosen, origin, dtype)
     config = _config_json(net, chosen, said, tensors, types, tokenizer)
     try:
@@ -257,8 +255,10 @@ def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str
 
     Raises CannotExpress if none can express the config, with what is in the way of the nearest.
     """
-    if architecture is not None and architecture not in FAMILIES:
-        raise InputError(f"architecture is {architecture!r}; expected one of {', '.join(FAMILIES)}")
+    require(
+        architecture is None or architecture in FAMILIES,
+        f"architecture is {architecture!r}; expected one of {', '.join(FAMILIES)}",
+    )
     if architecture is not None or net.origin is not None:
         chosen = architecture or net.origin.architecture
         return chosen, _settings(FAMILIES[chosen], net.config)
@@ -320,19 +320,19 @@ def _config_json(
     tensors: Views,
     types: Mapping[str, str],
     tokenizer: Tokenizer | None,
-) -> dict[str, Any]:
+) -> Json:
     """Returns config.json: as it was, with what has changed since.
 
     A setting that still says the same keeps its words: the names of the classes, say, if their number is the same.
     """
     dtype = DTYPES[Counter(types.values()).most_common(1)[0][0]]
-    origin: Origin | None = net.origin
+    origin = net.origin
     if origin is None or origin.architecture != chosen:
         # Of RoBERTa, a setting decides the padding token.
         return {"architectures": [chosen], **_special_ids(net, tokenizer), **said, "dtype": dtype}
     config = dict(origin.config)
 
-    def says_the_same(config: dict[str, Any]) -> bool:
+    def says_the_same(config: Json) -> bool:
         with suppress(InputError):
             return replace(config_from_huggingface(config, tensors), compute=net.config.compute) == net.config
         return False
@@ -356,7 +356,7 @@ def _write_tokenizer(folder: Path, net: AnyTransformer, tokenizer: Tokenizer | N
 
     Returns the special ids of another tokenizer than that one, where they differ.
     """
-    files: Mapping[str, bytes] = {} if net.origin is None else net.origin.files
+    files = {} if net.origin is None else net.origin.files
     loaded = None if tokenizer is None else _as_loaded(files)
     changed = {}
     if tokenizer is not None and (loaded is None or tokenizer.to_json() != loaded.to_json()):
@@ -426,8 +426,7 @@ def parse_size(size: int | str) -> int:
     """Returns the bytes of a size such as "5GB", "200MiB" or 1000; raises InputError for anything else."""
     match = _SIZE.fullmatch(str(size).strip().upper())
     number = int(float(match[1]) * (1024 if match[3] else 1000) ** " KMGT".index(match[2] or " ")) if match else 0
-    if not 1 <= number < 2**63:
-        raise InputError(f"max_shard_size is {size!r}; expected bytes, or a size such as '5GB' or '200MiB'")
+    require(1 <= number < 2**63, f"max_shard_size is {size!r}; expected bytes, or a size such as '5GB' or '200MiB'")
     return number
 
 

@@ -12,7 +12,7 @@ from flax import nnx
 from jaxtyping import Array, Float, Int
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import require
 from jax_tformer.model.layers import Norm, identity
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import (
@@ -68,10 +68,10 @@ class InputEmbedding(nnx.Module):
         if self.stack.embedding_scale:
             x = x * math.sqrt(x.shape[-1])
         longest = self.stack.max_positions
-        if longest is not None and ids.shape[1] > longest:
-            raise InputError(
-                f"the sequence has {ids.shape[1]} tokens and the model {longest} positions; give a shorter sequence"
-            )
+        require(
+            longest is None or ids.shape[1] <= longest,
+            f"the sequence has {ids.shape[1]} tokens and the model {longest} positions; give a shorter sequence",
+        )
         if self.positions is not None:
             x = x + self.positions(positions + self.stack.position_offset)
         elif self.stack.positions.startswith("sinusoidal"):

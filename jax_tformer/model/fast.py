@@ -287,7 +287,7 @@ def attend_by_pallas(
         by_rows = dict.fromkeys(("block_q", "block_q_major_dkv", "block_q_dkv", "block_q_dq"), rows)
         keys = ("block_k_major", "block_k", "block_k_major_dkv", "block_k_dkv", "block_k_major_dq", "block_k_dq")
         sizes = flash_attention.BlockSizes(block_b=1, **by_rows, **dict.fromkeys(keys, columns))
-        output: Array = flash_attention.flash_attention(
+        output = flash_attention.flash_attention(
             *heads_first, segment_ids=segments, causal=mask.causal, sm_scale=scale, block_sizes=sizes
         )
         return output.transpose(0, 2, 1, 3)

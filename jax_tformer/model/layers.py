@@ -73,8 +73,7 @@ class Linear(nnx.Module):
             y = y.astype(high) + self.bias[...].reshape((1,) * (y.ndim - 1) + (-1,)).astype(high)
         if self.lora is not None:
             y = y.astype(high) + self.lora(x, dropout_key)
-        named: Array = checkpoint_name(y.astype(dtype), PROJECTION)
-        return named.reshape(leading + self.outputs)
+        return checkpoint_name(y.astype(dtype), PROJECTION).reshape(leading + self.outputs)
 
 
 class Norm(nnx.Module):

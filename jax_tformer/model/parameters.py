@@ -122,12 +122,12 @@ def as_matrix(path: str, x: Array) -> Array:
 
 def flatten(params: dict[str, Any]) -> dict[str, Any]:
     """Returns the leaves of a nested dict by path, such as `decoder.blocks.feedforward.up.kernel`."""
-    return dict(traverse_util.flatten_dict(params, sep="."))
+    return traverse_util.flatten_dict(params, sep=".")
 
 
 def unflatten(leaves: dict[str, Any]) -> dict[str, Any]:
     """Inverts `flatten`."""
-    return dict(traverse_util.unflatten_dict(leaves, sep="."))
+    return traverse_util.unflatten_dict(leaves, sep=".")
 
 
 def dtype_of(name: str) -> jnp.dtype:
@@ -139,7 +139,7 @@ def dtype_of(name: str) -> jnp.dtype:
 
 def context_parts() -> int:
     """Returns over how many devices the mesh that is set splits the positions of each row."""
-    return int(get_abstract_mesh().shape.get("context", 1))
+    return get_abstract_mesh().shape.get("context", 1)
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:

@@ -29,7 +29,7 @@ from jax_tformer.config.experiment import ExperimentConfig, PairData, TokenizerC
 from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
-from jax_tformer.files import changed_fields, combined_hash, shortened, to_dict, user_path
+from jax_tformer.files import Json, changed_fields, combined_hash, shortened, to_dict, user_path
 from jax_tformer.functional import Params
 from jax_tformer.hub.families import config_from_huggingface
 from jax_tformer.hub.folder import Origin, defaults_of, open_tensors, read_origin
@@ -54,8 +54,10 @@ _MEANINGS = {
     "training.log_every": "existing rows of metrics.jsonl stay as they are",
     "training.log_norms": _FIGURES,
     "training.log_noise_scale": _FIGURES,
+    "training.log_utilization": "from here on, it is logged or not",
     "training.evaluate_every": "from here on, the held-out loss is measured at other steps",
     "training.evaluate_batches": "from here on, held-out losses are measured on other batches",
+    "training.evaluate_examples": "from here on, other held-out pairs are decoded",
     "training.checkpoint_every": "from here on, checkpoints are saved at other steps",
     "training.keep_checkpoints": "the next save deletes those beyond",
     "training.accumulation": f"{_ROUNDING}, and by what dropout draws",
@@ -191,11 +193,11 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
             refused.append(told)
         else:
             notes.append(f"changed {told}: {meaning}")
-    if refused:
-        raise InputError(
-            f"the results of this run so far would be different with {shortened(refused)}; "
-            "leave that out to continue it, or start again with a new --run or --resume no"
-        )
+    require(
+        not refused,
+        f"the results of this run so far would be different with {shortened(refused)}; "
+        "leave that out to continue it, or start again with a new --run or --resume no",
+    )
     return fields, notes
 
 
@@ -272,11 +274,11 @@ class Resumption:
             "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run",
         )
         steps = self._experiment.training.steps
-        if reached > steps or (reached == steps != planned):
-            raise InputError(
-                f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
-                "(--report shows the results of a run)"
-            )
+        require(
+            reached < steps or reached == steps == planned,
+            f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
+            "(--report shows the results of a run)",
+        )
         self._best = self._checkpoints.best_loss()
         self._frozen_saved = True
         self.notes += restored.skipped
@@ -285,7 +287,7 @@ class Resumption:
         return TrainState(**arrays)
 
     @cached_property
-    def _unchanging(self) -> dict[str, Any]:
+    def _unchanging(self) -> Json:
         # Read once, at the first save: by then the files exist, and are those that the session uses.
         return {"fingerprint": self._fingerprint, "config": to_dict(self._experiment), **self._run.digests()}
 

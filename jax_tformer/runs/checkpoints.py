@@ -43,7 +43,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError, reason_of, require
-from jax_tformer.files import read_json, require_writable, sync, write_json
+from jax_tformer.files import Json, read_json, require_writable, sync, write_json
 from jax_tformer.model.parameters import accumulator
 from jax_tformer.training.processes import active, ask_first, is_first
 
@@ -68,7 +68,7 @@ class Restored(NamedTuple):
 
     step: int
     state: PyTree
-    extra: dict[str, Any]
+    extra: Json
     skipped: tuple[str, ...]
 
 
@@ -114,12 +114,12 @@ class Checkpoints:
             self.drop()
         self._background.shutdown()
 
-    def save(self, step: int, state: Mapping[str, PyTree], extra: Mapping[str, Any]) -> None:
+    def save(self, step: int, state: Mapping[str, PyTree], extra: Json) -> None:
         """Calls `begin`, then `keep`."""
         self.begin(step, state, extra)
         self.keep()
 
-    def begin(self, step: int, state: Mapping[str, PyTree], extra: Mapping[str, Any]) -> None:
+    def begin(self, step: int, state: Mapping[str, PyTree], extra: Json) -> None:
         """Copies `state` off the devices and writes it in the background; `keep` makes it a finished step.
 
         `state` holds trees of arrays under names; it may be donated as soon as this returns. `extra` is JSON. An intact
@@ -365,8 +365,7 @@ def _find_intact(folder: Path, wanted: Which, parts: Collection[str], skipped: l
     if wanted == "best":
         losses = {step: _held_out_loss(folder / str(step)) for step in steps}
         candidates = [step for _, step in sorted((loss, step) for step, loss in losses.items() if loss is not None)]
-        if not candidates:
-            raise InputError(f"no checkpoint in {folder} has a held-out loss to be the best by; {listed}")
+        require(candidates, f"no checkpoint in {folder} has a held-out loss to be the best by; {listed}")
     elif isinstance(wanted, int):
         candidates = [wanted]
         require(wanted in steps, f"there is no checkpoint of step {wanted} in {folder}; {listed}")

@@ -38,7 +38,7 @@ from jax_tformer.runs.metrics import Row, format_figures, read_metrics
 from jax_tformer.startup import compiler_options
 from jax_tformer.terminal import __version__
 from jax_tformer.training.processes import ask_first
-from jax_tformer.training.sharding import place_batch, replicate, use_mesh_of
+from jax_tformer.training.sharding import name_of, place_batch, replicate, use_mesh_of
 from jax_tformer.training.step import (
     TrainState,
     average_of,
@@ -148,6 +148,9 @@ def find_not_finite(
         gradients = jax.grad(loss)(trains)
         return jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
 
+    def made_by(part: DeviceBatch, key: DropoutKey) -> str:
+        return first_nan(squared_gradients, state.params, part, key) if operation else ""
+
     trains = not state.finite
     parts = accumulation if trains else 1
     keys = dropout_keys(net, state, parts) if trains else None
@@ -168,11 +171,9 @@ def find_not_finite(
                         return found
                     row = first + int(np.argmin(finite))
                     begins = tokenizer.decode(ids[row, :_SHOWN])
-                    made = first_nan(squared_gradients, state.params, part, key) if operation else ""
-                    return f"{found}, in row {row + 1} of {len(ids)}, which begins {begins!r}{made}"
+                    return f"{found}, in row {row + 1} of {len(ids)}, which begins {begins!r}{made_by(part, key)}"
             if trains and (name := _not_finite_in(jax.jit(squared_gradients)(state.params, part, key))):
-                made = first_nan(squared_gradients, state.params, part, key) if operation else ""
-                return f"every layer's output is finite, the norm of the gradient of {name} is not{made}"
+                return f"every layer's output is finite, the norm of the gradient of {name} is not{made_by(part, key)}"
     return ""
 
 
@@ -202,8 +203,7 @@ def _not_finite_in(tree: PyTree[Array]) -> str | None:
     found = jax.device_get(jax.jit(lambda tree: replicate(jax.tree_util.tree_map_with_path(flags, tree)))(tree))
     for path, finite in jax.tree_util.tree_leaves_with_path(found):
         if not finite.all():
-            name = jax.tree_util.keystr(path, simple=True, separator=".")
-            return name.replace(".blocks.", f".blocks.{int(np.argmin(finite))}.")
+            return name_of(path).replace(".blocks.", f".blocks.{int(np.argmin(finite))}.")
     return None
 
 
@@ -281,7 +281,7 @@ def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]
     return text.getvalue()
 
 
-def finish(run: RunFolder, steps: int, figures: dict[str, Any], samples: str) -> str:
+def finish(run: RunFolder, steps: int, figures: Row, samples: str) -> str:
     """Writes samples.txt, loss.png and summary.json; returns the text to print.
 
     `figures` are those of the last session. Losses come from metrics.jsonl, so that a run in several sessions ends with
@@ -322,8 +322,7 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     """
     notes = list[str]()
     rows = read_metrics(run.metrics, notes)
-    if not rows:
-        raise InputError(f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
+    require(rows, f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
     draw_losses(rows, run.picture, run.path.name)
     losses = {name: found[-1][name] for name in _LOSSES if (found := [row for row in rows if name in row])}
     told = [

@@ -10,7 +10,6 @@ import json
 import os
 import re
 import time
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -21,6 +20,7 @@ from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import Framing, Tokenizer, check_vocabulary, load_tokenizer, tokenizer_digests
 from jax_tformer.files import (
+    Json,
     changed_fields,
     combined_hash,
     differences,
@@ -96,8 +96,10 @@ class RunFolder:
         require_writable(self.path)
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
         begun = "lock" in names and all(map(_BEFORE_CONFIG.fullmatch, names))
-        if names and not self.holds_run() and not begun:
-            raise InputError(f"{self.path} holds files but no run (no config.json); choose an empty or new folder")
+        require(
+            not names or self.holds_run() or begun,
+            f"{self.path} holds files but no run (no config.json); choose an empty or new folder",
+        )
         # All of it may be written to or deleted, and a stranger's link may point to anything of the user's; a pipe
         # would block.
         for path in self.path.rglob("*"):
@@ -161,7 +163,7 @@ class RunFolder:
             return None
         return name if isinstance(name, str) else None
 
-    def require_recorded(self, extra: Mapping[str, Any], step: int) -> None:
+    def require_recorded(self, extra: Json, step: int) -> None:
         """Raises InputError, naming what differs, if the model or the tokenizer here are not those that the checkpoint
         of `step` recorded in `extra`. Old checkpoints did not record all of it.
 
@@ -173,8 +175,7 @@ class RunFolder:
             then = from_dict(TransformerConfig, recorded.get("model"), where=f"the config {made}")
             now = replace(self.read_config().model, compute=then.compute)
             changed = differences({"model": to_dict(then)}, {"model": to_dict(now)})
-            if changed:
-                raise InputError(f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
+            require(not changed, f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
         for kind, digests in self.digests().items():
             recorded = extra.get(kind)
             for name in changed_fields(recorded, digests) if isinstance(recorded, dict) else ():
@@ -200,7 +201,7 @@ class RunFolder:
         except InputError:
             return None
 
-    def load_frozen(self, abstract: "Params", extra: Mapping[str, Any]) -> "Params":
+    def load_frozen(self, abstract: "Params", extra: Json) -> "Params":
         """Loads the parameters that the adapters of a checkpoint (its `extra`) were trained beside, if there are any.
 
         Raises InputError if they are missing, damaged, or not those that the checkpoint recorded.
@@ -209,10 +210,10 @@ class RunFolder:
             return {}
         from jax_tformer.runs.checkpoints import list_steps, load_parameters
 
-        if not list_steps(self.frozen):
-            raise InputError(
-                f"{self.frozen} is missing, and holds what the adapters of the run change; put back a copy"
-            )
+        require(
+            list_steps(self.frozen),
+            f"{self.frozen} is missing, and holds what the adapters of the run change; put back a copy",
+        )
         require(
             extra.get("frozen") == self.frozen_digest(),
             f"{self.frozen} is not the one that the checkpoint was made with; put back a copy of that",
@@ -279,8 +280,10 @@ class RunFolder:
         Returns the old run's new path. Raises InputError if another job holds the lock or has begun a run meanwhile.
         """
         moved = self._move_aside() if self.holds_run() and not resume else None
-        if self.holds_run() and before is None:
-            raise InputError(f"another job has begun a run in {self.path} meanwhile; the same command continues it")
+        require(
+            not self.holds_run() or before is not None,
+            f"another job has begun a run in {self.path} meanwhile; the same command continues it",
+        )
         self.lock()
         return moved
 
@@ -330,8 +333,10 @@ class Trained(NamedTuple):
 
 def parse_checkpoint(asked: str) -> "Which":
     """Parses the value of --checkpoint for `load_trained`; raises InputError if it is not valid."""
-    if re.fullmatch("newest|best|average|last-[1-9][0-9]{0,17}|[0-9]{1,18}", asked) is None:
-        raise InputError(f"--checkpoint is {asked!r}; expected newest, best, average, last-N, or the number of a step")
+    require(
+        re.fullmatch("newest|best|average|last-[1-9][0-9]{0,17}|[0-9]{1,18}", asked) is not None,
+        f"--checkpoint is {asked!r}; expected newest, best, average, last-N, or the number of a step",
+    )
     return int(asked) if asked.isdecimal() else None if asked == "newest" else asked
 
 
@@ -354,8 +359,10 @@ def load_trained(
 
     experiment = run.read_config()
     config = experiment.model
-    if step == "average" and not experiment.training.average:
-        raise InputError(f"{run.path} has no average of weights: it was trained without --training.average")
+    require(
+        step != "average" or experiment.training.average,
+        f"{run.path} has no average of weights: it was trained without --training.average",
+    )
     tokenizer = run.read_tokenizer(config.vocab_size)
     set_up_jax(config)
     net = transformer(config.for_other_shapes())

@@ -46,8 +46,7 @@ def clip_by_global_norm(limit: float) -> optax.GradientTransformation:
 
     def clip(gradients: Params, _: Params | None) -> Params:
         factor = jnp.minimum(1.0, limit / (global_norm(gradients) + 1e-6))
-        clipped: Params = jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
-        return clipped
+        return jax.tree.map(lambda g: (g * factor).astype(g.dtype), gradients)
 
     return optax.stateless(clip)
 
@@ -89,8 +88,7 @@ def orthogonalize(path: str, update: Array) -> Array:
         gram = x @ jnp.swapaxes(x, -1, -2)
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
     x = jnp.swapaxes(x, -1, -2) if inputs > outputs else x
-    scaled: Array = (0.2 * max(inputs, outputs) ** 0.5 * x).reshape(update.shape)
-    return scaled
+    return (0.2 * max(inputs, outputs) ** 0.5 * x).reshape(update.shape)
 
 
 class AdafactorState(NamedTuple):
@@ -127,21 +125,23 @@ def scale_by_adafactor() -> optax.GradientTransformation:
 
         def scaled(path: str, grad: Array, param: Array, row: Array, column: Any) -> tuple[Array, Array, Any]:
             g = as_matrix(path, grad)
-            p = as_matrix(path, param)
             square = jnp.square(g)
-            axes = -1 if is_vector(path) else (-2, -1)
+
+            def follow(mean: Array, newest: Array) -> Array:
+                return (mean + new * (newest - mean)).astype(g.dtype)
+
+            def rms(x: Array) -> Array:
+                return jnp.sqrt(jnp.square(x).mean(-1 if is_vector(path) else (-2, -1), keepdims=True))
+
             if is_vector(path):
-                row = v = (row + new * (square - row)).astype(g.dtype)
+                row = v = follow(row, square)
             else:
-                row = (row + new * (square.mean(-1, keepdims=True) - row)).astype(g.dtype)
-                column = (column + new * (square.mean(-2, keepdims=True) - column)).astype(g.dtype)
+                row = follow(row, square.mean(-1, keepdims=True))
+                column = follow(column, square.mean(-2, keepdims=True))
                 v = row * column / jnp.maximum(row.mean(-2, keepdims=True), 1e-15)
             u = g * jax.lax.rsqrt(jnp.maximum(v, 1e-30))
-            u = u / jnp.maximum(1, rms(u, axes)) * jnp.maximum(1e-3, rms(p, axes))
+            u = u / jnp.maximum(1, rms(u)) * jnp.maximum(1e-3, rms(as_matrix(path, param)))
             return u.reshape(grad.shape), row, column
-
-        def rms(x: Array, axes: int | tuple[int, int]) -> Array:
-            return jnp.sqrt(jnp.square(x).mean(axes, keepdims=True))
 
         made = by_path(scaled, grads, params, state.rows, state.columns)
         updates, rows, columns = (by_path(lambda _, three, n=n: three[n], made) for n in range(3))
@@ -156,12 +156,14 @@ def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformati
     decay = config.weight_decay
     decays = optax.add_decayed_weights(decay, decay_mask)
     falls = optax.scale_by_learning_rate(rate)
-    adamw = partial(optax.adamw, rate, b1=config.beta1, b2=config.beta2, eps=config.eps, weight_decay=decay)
+    b1 = config.beta1
+    b2 = config.beta2
+    adamw = optax.adamw(rate, b1, b2, config.eps, eps_root=0.0, weight_decay=decay, mask=decay_mask)
     match config.name:
         case "adamw":
-            chosen = adamw(eps_root=0.0, mask=decay_mask)
+            chosen = adamw
         case "lion":
-            chosen = optax.lion(rate, b1=config.beta1, b2=config.beta2, weight_decay=decay, mask=decay_mask)
+            chosen = optax.lion(rate, b1, b2, weight_decay=decay, mask=decay_mask)
         case "adafactor":
             chosen = optax.chain(scale_by_adafactor(), decays, falls)
         case "sgd":
@@ -171,7 +173,7 @@ def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformati
             direction = optax.stateless(lambda updates, _: by_path(orthogonalize, updates))
             muon = optax.chain(optax.trace(config.momentum, nesterov=True), direction, decays, falls)
             kinds = partial(by_path, lambda path, _: kind_of(path))
-            others = dict.fromkeys(("tables", "head", "vectors"), adamw(eps_root=0.0, mask=decay_mask))
+            others = dict.fromkeys(("tables", "head", "vectors"), adamw)
             chosen = optax.partition({"matrices": muon, **others}, kinds)
     parts = [chosen] if config.clip_norm is None else [clip_by_global_norm(config.clip_norm), chosen]
     if config.rates != RatesConfig():

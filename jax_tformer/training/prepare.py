@@ -199,7 +199,7 @@ def compile_beside(lowered: jax.stages.Lowered) -> Future[jax.stages.Compiled]:
     raises the compiler's error.
     """
     pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-    future: Future[jax.stages.Compiled] = pool.submit(lowered.compile)
+    future = pool.submit(lowered.compile)
     pool.shutdown(wait=False)
     return future
 

@@ -1,6 +1,6 @@
 """The processes that train one model together: who speaks, who writes, and what all have agreed on.
 
-This is the only file that knows how many there are. All run the same program and call these functions in the same
+This is the only file that asks JAX how many there are. All run the same program and call these functions in the same
 order, as they do for every step; one process is the special case in which nothing is waited for. The engine is JAX's
 own (`jax.distributed`): it finds the processes, moves arrays between them, and ends all if one dies.
 """
@@ -137,8 +137,10 @@ def join(config: DistributedConfig) -> None:
 
 def require_alone(program: str, config: DistributedConfig | None = None) -> None:
     """Raises InputError if a launcher or `config` describes several processes of a `program` that cannot use them."""
-    if config is not None and config.coordinator is not None:
-        raise InputError(f"{program} runs in one process; leave --distributed out, and start one")
+    require(
+        config is None or config.coordinator is None,
+        f"{program} runs in one process; leave --distributed out, and start one",
+    )
     _, count, _ = _find_launcher()
     require(
         count <= 1,
@@ -196,10 +198,8 @@ def ask_first(work: Callable[[], T]) -> T:
     said = _hear(name, 0)
     if failure is not None:
         raise failure
-    if said["failure"] is not None:
-        raise InputError(f"the first process stopped: {said['failure']}")
-    found: T = said["answer"]
-    return found
+    require(said["failure"] is None, f"the first process stopped: {said['failure']}")
+    return said["answer"]
 
 
 @contextlib.contextmanager
@@ -220,8 +220,7 @@ def together() -> Iterator[None]:
     if failure is not None:
         raise failure
     for number, told in enumerate(refusals):
-        if told is not None:
-            raise InputError(f"process {number} of {count()} stopped: {told}")
+        require(told is None, f"process {number} of {count()} stopped: {told}")
 
 
 def first_then_others(work: Callable[[], T]) -> T:
@@ -245,8 +244,7 @@ def require_same(said: Mapping[str, Any]) -> None:
     for number, other in enumerate(others, 1):
         changed = changed_fields(first, other)
         differing = [f"{name} {theirs!r} (the first: {ours!r})" for name, (ours, theirs) in changed.items()]
-        if differing:
-            raise InputError(f"process {number} of {count()} has {shortened(differing)}; start all with the same")
+        require(not differing, f"process {number} of {count()} has {shortened(differing)}; start all with the same")
 
 
 def wait_for_all() -> None:
@@ -267,11 +265,11 @@ def require_device_each(devices: "list[jax.Device]", what: str) -> None:
     if count() == 1:
         return
     idle = sorted(set(range(count())) - {device.process_index for device in devices})
-    if idle:
-        raise InputError(
-            f"{what}, which leaves process {shortened(list(map(str, idle)))} of {count()} without a device; expected "
-            "one of each at least: choose a batch size or a mesh that uses all devices, or start fewer processes"
-        )
+    require(
+        not idle,
+        f"{what}, which leaves process {shortened(list(map(str, idle)))} of {count()} without a device; expected "
+        "one of each at least: choose a batch size or a mesh that uses all devices, or start fewer processes",
+    )
 
 
 class Signals:
@@ -287,7 +285,7 @@ class Signals:
 
         self._sharding = NamedSharding(mesh, PartitionSpec(mesh.axis_names))
         self._largest = jax.jit(lambda numbers: numbers.max())
-        self._asked: Any = None
+        self._asked = None
 
     def __call__(self, number: int | None) -> int | None:
         """Returns the number of a signal that all processes know of; `number` is of what this one has got, if any."""

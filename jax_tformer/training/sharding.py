@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import require
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.files import shortened
 from jax_tformer.functional import Params
@@ -55,11 +55,11 @@ def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
         f"the mesh is {split} = {data * others} devices, but there are {devices}; expected at most {devices}; "
         "lower --mesh.data, --mesh.fsdp, --mesh.context or --mesh.tensor",
     )
-    if rows % (data * config.fsdp):
-        raise InputError(
-            f"a batch of {rows} rows (batch_size / accumulation) does not divide over {data * config.fsdp} devices "
-            f"(data x fsdp); expected a multiple of {data * config.fsdp}"
-        )
+    require(
+        rows % (data * config.fsdp) == 0,
+        f"a batch of {rows} rows (batch_size / accumulation) does not divide over {data * config.fsdp} devices "
+        f"(data x fsdp); expected a multiple of {data * config.fsdp}",
+    )
     used = jax.devices()[: data * others]
     require_device_each(used, f"the mesh is {split}")
     return jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape), devices=used)
@@ -67,22 +67,20 @@ def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
 
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     """The NamedSharding of every parameter; an axis that its mesh axis does not divide stays whole."""
-    shardings: Params = jax.tree_util.tree_map_with_path(
+    return jax.tree_util.tree_map_with_path(
         lambda path, leaf: NamedSharding(mesh, _partition(mesh, name_of(path), leaf.shape)), shapes
     )
-    return shardings
 
 
 def on_mesh(mesh: Mesh | None, shapes: Params) -> Params:
     """Returns abstract parameters with the shardings of `parameter_shardings`; as they are without a mesh."""
     if mesh is None:
         return shapes
-    abstract: Params = jax.tree.map(
+    return jax.tree.map(
         lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
         shapes,
         parameter_shardings(mesh, shapes),
     )
-    return abstract
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:
@@ -95,8 +93,7 @@ def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
     """Puts the rows that this process has made (`local_rows`) on its devices, as its part of the whole batch."""
     sharding = NamedSharding(mesh, BATCH)
     if sharding.is_fully_addressable:
-        placed: dict[str, jax.Array] = jax.device_put(dict(batch), sharding)
-        return placed
+        return jax.device_put(dict(batch), sharding)
     whole = abstract_batch(mesh, batch)
     batch_size = next(iter(whole.values())).shape[0]
     made = local_rows(mesh, batch_size)
@@ -141,19 +138,16 @@ def split_rows(tree: T, rows: int) -> T:
         further = len(leaf) > rows and row_parts(mesh) in (1, rows)
         further = further and len(leaf) % (row_parts(mesh) * mesh.shape["tensor"]) == 0
         where = PartitionSpec((*ROWS[0], "tensor")) if further else ROWS
-        found: jax.Array = jax.lax.with_sharding_constraint(leaf, where)
-        return found
+        return jax.lax.with_sharding_constraint(leaf, where)
 
-    found: T = jax.tree.map(split, tree)
-    return found
+    return jax.tree.map(split, tree)
 
 
 def replicate(tree: T) -> T:
     """Makes arrays whole on every device of the mesh in use, so that every process can read them. For compiled code."""
     if jax.sharding.get_abstract_mesh().empty:
         return tree
-    whole: T = jax.lax.with_sharding_constraint(tree, PartitionSpec())
-    return whole
+    return jax.lax.with_sharding_constraint(tree, PartitionSpec())
 
 
 def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:

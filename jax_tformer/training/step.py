@@ -107,8 +107,7 @@ def batch_loss(
 
 def split_batch(batch: Batch, parts: int) -> Batch:
     """Splits the batch into `parts`, stacked along a new leading axis; rows keep their order."""
-    stacked: Batch = jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
-    return stacked
+    return jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
 
 
 def dropout_keys(net: AnyTransformer, state: "TrainState", accumulation: int) -> Key[Array, " parts"] | None:
@@ -210,8 +209,7 @@ def train_step(
         parts = split_batch(batch, accumulation)
 
         def add(sums: Sums, inputs: tuple[Batch, Array | None]) -> tuple[Sums, None]:
-            more: Sums = jax.tree.map(jnp.add, sums, differentiate(params, *inputs))
-            return more, None
+            return jax.tree.map(jnp.add, sums, differentiate(params, *inputs)), None
 
         first = jax.tree.map(lambda x: x[0], (parts, keys))
         # In at least float32: sums of parts in bfloat16 would lose precision.
@@ -219,8 +217,7 @@ def train_step(
             lambda x: jnp.zeros(x.shape, accumulator(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype),
             jax.eval_shape(lambda: differentiate(params, *first)),
         )
-        sums: Sums = jax.lax.scan(add, zeros, (parts, keys))[0]
-        return sums
+        return jax.lax.scan(add, zeros, (parts, keys))[0]
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         before, frozen = split_adapters(state.params)

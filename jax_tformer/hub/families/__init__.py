@@ -221,10 +221,10 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
         )
     for setting in family.settings:
         layers = _given(setting, config) if setting.paths[0].endswith(".num_layers") else 0
-        if isinstance(layers, int) and layers > _MOST_LAYERS:
-            raise InputError(
-                f"{setting.theirs} is {layers} in the Hugging Face config; expected at most {_MOST_LAYERS}"
-            )
+        require(
+            not isinstance(layers, int) or layers <= _MOST_LAYERS,
+            f"{setting.theirs} is {layers} in the Hugging Face config; expected at most {_MOST_LAYERS}",
+        )
     config = family.flatten(config)
     _require_neutral(family, config)
     flat = flatten(to_dict(family.template))
@@ -269,13 +269,15 @@ def write_settings(family: Family, config: TransformerConfig) -> Fields:
     flat = flatten(to_dict(config))
     for side in ("encoder", "decoder"):
         stack = getattr(config, side)
-        if (stack is None) != (getattr(family.template, side) is None):
-            raise InputError(f"a model of type {family.model_type!r} and this config do not both have an {side}")
+        require(
+            (stack is None) == (getattr(family.template, side) is None),
+            f"a model of type {family.model_type!r} and this config do not both have an {side}",
+        )
         if stack is not None:
             # Numbers that None stands for, which not every reader works out.
             flat[f"{side}.key_value_heads"] = stack.key_value_heads or stack.num_heads
             flat[f"{side}.head_width"] = config.head_width(stack)
-    table: Fields = {"model_type": family.model_type, **family.fixed}
+    table = {"model_type": family.model_type, **family.fixed}
     for setting in family.settings:
         value = flat[setting.paths[0]]
         names = [name for name, meaning in (setting.values or {value: value}).items() if meaning == value]
@@ -314,11 +316,11 @@ def _given(setting: Setting, config: Settings) -> object:
     """Returns the value by either name; None if it has none."""
     value = config.get(setting.theirs)
     other = config.get(setting.synonym or "")
-    if value is not None and other is not None and value != other:
-        raise InputError(
-            f"{setting.theirs} is {value!r} and {setting.synonym} is {other!r} in the Hugging Face config, two names "
-            "of one setting; expected one value; remove the wrong one"
-        )
+    require(
+        value is None or other is None or value == other,
+        f"{setting.theirs} is {value!r} and {setting.synonym} is {other!r} in the Hugging Face config, two names "
+        "of one setting; expected one value; remove the wrong one",
+    )
     return other if value is None else value
 
 
@@ -351,8 +353,8 @@ class Layout:
         """Expands the rows to all layers; raises WeightsError unless they fill exactly the arrays of `config`."""
         self._rows = rows
         self._shapes = {name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()}
-        self.places: list[Place] = []
-        filled: set[str] = set()
+        self.places = []
+        filled = set()
         for row in rows:
             if row.ours is None:
                 continue
@@ -459,8 +461,10 @@ def config_from_huggingface(config: Settings, weights: Views | None = None) -> T
     the model has the parts that the class has by default. Raises InputError for unknown classes, and for settings that
     our config cannot express.
     """
-    if config.get("quantization_config") is not None:
-        raise InputError("quantization_config is set in the Hugging Face config; expected weights of floating point")
+    require(
+        config.get("quantization_config") is None,
+        "quantization_config is set in the Hugging Face config; expected weights of floating point",
+    )
     family = family_of(config)
     ours = read_settings(family, config)
     return ours if weights is None else family.adapted(ours, weights)

@@ -47,13 +47,14 @@ def assert_same(cases, found):
     ones = {case[0]: None for case in cases}
     one = dict(zip(ones, train_together(1, 1, [[model, {}, 1] for model in ones]), strict=True))
     for case, (losses, _) in zip(cases, found, strict=True):
-        expected = one[case[0]][0]
+        expected = one[case[0]][0][: len(losses)]
         assert expected[0] != expected[-1]
         np.testing.assert_allclose(losses, expected, rtol=1e-12, err_msg=str(case))
 
 
 def test_devices_and_processes_train_as_one_does():
-    cases = [["encoder-decoder", mesh((2, 2, 2)), 2], ["long rows", {"context": 4, "tensor": 2}, 2]]
+    # Four steps, because on two cores most of the time is that of processes that wait for one another.
+    cases = [["encoder-decoder", mesh((2, 2, 2)), 2, 4], ["long rows", {"context": 4, "tensor": 2}, 2, 4]]
     several = train_together(2, 4, cases)
     assert several[0][1] == 1 / 4, "the largest parameter is split over fsdp and tensor"
     assert_same(cases, several)

@@ -57,8 +57,8 @@ def draw_batch(config, generator, rows, length, source):
     return {**marked, "segments": segments(length), **prefix}
 
 
-def losses(model, mesh, accumulation):
-    """Returns the losses of ten steps, and the share of the largest parameter that one device holds."""
+def losses(model, mesh, accumulation, steps=STEPS):
+    """Returns the losses of the first of ten steps, and the share of the largest parameter that one device holds."""
     config = MODELS[model]
     config = replace(config, compute=replace(config.compute, dtype="float64", parameter_dtype="float64"))
     mesh, net = make_mesh(MeshConfig(**mesh), ROWS // accumulation), transformer(config)
@@ -77,7 +77,7 @@ def losses(model, mesh, accumulation):
         compiler_options=options,
     )
     length, generator, rows = 16 if model == "long rows" else 7, np.random.default_rng(0), local_rows(mesh, ROWS)
-    drawn = (draw_batch(config, generator, ROWS, length, length) for _ in range(STEPS))
+    drawn = (draw_batch(config, generator, ROWS, length, length) for _ in range(steps))
     batches, found = [{name: array[rows] for name, array in batch.items()} for batch in drawn], []
     with jax.set_mesh(mesh):
         step = step.lower(state, abstract_batch(mesh, batches[0])).compile()

@@ -1,5 +1,14 @@
 """Generate text with the model of a run or of a Hugging Face folder: `python generate.py FOLDER --prompt TEXT`, or
-`--source TEXT`, or one text per line from a file or standard input; `--chat` converses."""
+`--source TEXT`, or one text per line from a file or standard input; `--chat` converses.
+
+`generate` is the whole way, in four parts. Where each of them leads, for a prompt:
+
+    1. the texts       plan_generation, here: flags over defaults; PromptReader (decoding/texts.py) makes ids of texts
+    2. the model       load_trained (runs/folder.py)
+    3. the answers     Answerer (decoding/generate.py), by the loop (decoding/loop.py) over a cache (cache.py); choose
+                       (decoding/sampling.py) draws a token, decode_added (decoding/texts.py) makes text
+    4. the scores      translation_scores (decoding/texts.py)
+"""
 
 import json
 import sys

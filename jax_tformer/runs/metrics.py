@@ -368,7 +368,7 @@ class Reporter:
 
     @property
     def speed(self) -> Row:
-        """Speed of this process: tokens_per_second, seconds_to_first_step (since `started`) and, if asked, utilization.
+        """tokens_per_second (of all processes), seconds_to_first_step (since `started`) and, if asked, utilization.
 
         tokens_per_second leaves out the first step, and that of each shape of batch, which also compile, and each
         step after an evaluation.

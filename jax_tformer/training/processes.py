@@ -1,6 +1,6 @@
 """The processes that train one model together: who speaks, who writes, and what all have agreed on.
 
-This is the only file that knows how many there are. All run the same program and call these functions in the same
+This is the only file that asks JAX how many there are. All run the same program and call these functions in the same
 order, as they do for every step; one process is the special case in which nothing is waited for. The engine is JAX's
 own (`jax.distributed`): it finds the processes, moves arrays between them, and ends all if one dies.
 """

@@ -11,6 +11,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_opti
 if version("jaxlib").startswith("0.10."):
     # See fusion_emitters in jax_tformer/startup.py, which may not be imported yet.
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
+    # Each core has a test of its own; a program compiled in one piece takes a tenth less of it.
+    os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
 
 import jax
 import pytest
@@ -68,10 +70,15 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session", autouse=True)
 def tokenizers_and_ids_are_made_anew() -> Iterator[None]:
-    """Nothing is taken from the user's cache, and nothing put there, but for compiled programs: they save much time."""
+    """Nothing is taken from the user's cache, and nothing put there, but for compiled programs: they save much time.
+
+    Nothing is removed either: to look through thousands of files would take almost half of a small program's time.
+    """
+    from jax_tformer import startup
     from jax_tformer.data import sources, text, tokenizers
 
     with pytest.MonkeyPatch.context() as patch:
         for module in (sources, text, tokenizers):
             patch.setattr(module, "kept", lambda key, make: memoryview(make()))
+        patch.setattr(startup, "bound_cache", lambda folder: None)
         yield

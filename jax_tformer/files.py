@@ -232,8 +232,7 @@ def read_text(path: Path, most: int = SMALL) -> str:
                 problem = f"has more than {most:,} bytes"
     except OSError as error:
         raise InputError(f"cannot read {path}: {error.strerror}; restore it, or name another folder") from error
-    if problem:
-        raise InputError(f"{path} {problem}; expected a file of text; restore it, or name another folder")
+    require(not problem, f"{path} {problem}; expected a file of text; restore it, or name another folder")
     try:
         return data.decode("utf-8")
     except UnicodeDecodeError as error:

@@ -10,7 +10,7 @@ import pytest
 from jax_tformer import ARCHITECTURES, startup
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import PairData, TextData, TokenizerConfig, TrainingConfig
-from jax_tformer.data import text, tokenizers
+from jax_tformer.data import sources, text, tokenizers
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.text import token_stream
 from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer
@@ -19,7 +19,7 @@ from jax_tformer.files import bound_cache, cache_folder, kept
 TEXT = "".join(f"{n} bottles of beer on the wall, “Ça va”, 日本語, take {n * n} down.\n" for n in range(1000))
 BPE = TokenizerConfig("bpe", 300)
 SPECIAL = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
-KEEPERS = (text, tokenizers)
+KEEPERS = (sources, text, tokenizers)
 
 
 def utf8(string):
@@ -32,6 +32,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "xdg"))
     for module in KEEPERS:
         monkeypatch.setattr(module, "kept", kept)
+    monkeypatch.setattr(startup, "bound_cache", bound_cache)
     return tmp_path / "xdg" / "jax-tformer"
 
 
@@ -112,6 +113,19 @@ def test_whatever_decides_the_result_is_in_the_key(folder, work, monkeypatch):
     work.clear()
     token_stream(build_tokenizer(BPE, texts, SPECIAL), [utf8(TEXT)])
     assert work == ["train", "encode"]
+
+
+def test_a_digest_is_kept_until_its_file_changes(tmp_path, monkeypatch):
+    path = tmp_path / "a.bin"
+    path.write_bytes(b"before")
+    first, then = sources.digest(path), path.stat()
+    with monkeypatch.context() as patch:
+        patch.setattr(sources, "file_digest", refuse)
+        assert sources.digest(path) == first
+    time.sleep(0.05)  # the clock of a file system has ticks
+    path.write_bytes(b"behind")
+    os.utime(path, ns=(then.st_atime_ns, then.st_mtime_ns))
+    assert sources.digest(path) != first
 
 
 MADE = b"what was made"

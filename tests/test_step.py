@@ -72,7 +72,7 @@ def test_norms_of_each_layer_and_the_noise_scale():
         after, metrics = jax.jit(train_step(net, TX, accumulation=2, norms=True, noise=True))(state, batch())
         mean = lambda params, part: mean_cross_entropy(forward(net, params, part).logits, part["labels"])  # noqa: E731
         parts = [{name: x[rows] for name, x in batch().items()} for rows in (slice(2), slice(2, 4), slice(4))]
-        first, second, whole = (jax.device_get(jax.grad(mean)(state.params, part)) for part in parts)
+        first, second, whole = (jax.device_get(jax.jit(jax.grad(mean))(state.params, part)) for part in parts)
         update = jax.device_get(jax.tree.map(jnp.subtract, after.params, state.params))
     squares = lambda tree: sum(np.square(x).sum() for x in jax.tree.leaves(tree))  # noqa: E731
     for name, tree in {"gradient_norm": whole, "update_norm": update}.items():

@@ -70,10 +70,12 @@ class Norm(nn.Module):
     def forward(self, x: Tensor) -> Tensor:
         shape, weight = x.shape[-1:], None if self.weight is None else high(self.weight)
         weight = 1 + weight if self.offset and weight is not None else weight
-        if self.kind == "layernorm":
-            bias = None if self.bias is None else high(self.bias)
-            return F.layer_norm(high(x), shape, weight, bias, self.eps).to(x.dtype)
-        return F.rms_norm(high(x), shape, weight, self.eps).to(x.dtype)
+        match self.kind:
+            case "layernorm":
+                bias = None if self.bias is None else high(self.bias)
+                return F.layer_norm(high(x), shape, weight, bias, self.eps).to(x.dtype)
+            case "rmsnorm":
+                return F.rms_norm(high(x), shape, weight, self.eps).to(x.dtype)
 
 
 class FeedForward(nn.Module):

@@ -1,5 +1,14 @@
 """Generate text with the model of a run or of a Hugging Face folder: `python generate.py FOLDER --prompt TEXT`, or
-`--source TEXT`, or one text per line from a file or standard input; `--chat` converses."""
+`--source TEXT`, or one text per line from a file or standard input; `--chat` converses.
+
+`generate` is the whole way, in four parts. Where each of them leads, for a prompt:
+
+    1. the texts       plan_generation, here: flags over defaults; PromptReader (decoding/texts.py) makes ids of texts
+    2. the model       load_trained (runs/folder.py)
+    3. the answers     Answerer (decoding/generate.py), by the loop (decoding/loop.py) over a cache (cache.py); choose
+                       (decoding/sampling.py) draws a token, decode_added (decoding/texts.py) makes text
+    4. the scores      translation_scores (decoding/texts.py)
+"""
 
 import json
 import sys
@@ -206,7 +215,7 @@ class GenerateOptions:
     def check(self) -> None:
         """Raises InputError for options that exclude each other, and for invalid numbers."""
         require(self.prompt != "", "the prompt is empty; give the text to continue with --prompt TEXT")
-        require(self.source is None or bool(self.source.strip()), "the source is empty; give the text with --source")
+        require(self.source is None or self.source.strip(), "the source is empty; give the text with --source")
         require(self.batch_size >= 1, f"--batch-size is {self.batch_size}; expected at least 1")
         require(0 <= self.seed < 2**32, f"--seed is {self.seed}; expected a whole number from 0 to 2^32 - 1")
         parse_checkpoint(self.checkpoint)

@@ -51,7 +51,7 @@ class _Texts(Iterable[str]):
 def main(arguments: Sequence[str]) -> int:
     options = parse(TokenizeOptions, arguments, prog="jax-tformer tokenize", description=__doc__ or "")
     check_fields(options)
-    require(bool(options.sources), "no source was named; expected files, folders, globs or names of data sets")
+    require(options.sources, "no source was named; expected files, folders, globs or names of data sets")
     files = [path for source in options.sources for path in _find(source, options.revision)]
     tokenizer = options.data.tokenizer
     built = build_tokenizer(tokenizer, _Texts(files, options.data), special_tokens_for(TextData(tokenizer=tokenizer)))

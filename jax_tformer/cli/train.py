@@ -414,8 +414,7 @@ def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: E
         raise InputError(f"there is no run in {folder.path} to report on; expected --run with a folder that holds one")
     changed = changed_fields(to_dict(run), to_dict(wanted))
     others = [name for name in changed if not name.startswith("sample.") and name not in _PLACES]
-    if others:
-        raise InputError(f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
+    require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
 
 
 def _own_settings(run: ExperimentConfig, name: str, flags: Mapping[str, str]) -> list[str]:

@@ -65,7 +65,7 @@ def reason_of(error: Exception) -> str:
     return " ".join(str(error).split()) or type(error).__name__
 
 
-def require(condition: bool, message: str) -> None:
+def require(condition: object, message: str) -> None:
     """Raises InputError(message) unless `condition` holds."""
     if not condition:
         raise InputError(message)
@@ -81,7 +81,7 @@ def require_ids(ids: "np.ndarray", vocab_size: int) -> None:
         )
 
 
-def require_field(condition: bool, name: str, problem: str) -> None:
+def require_field(condition: object, name: str, problem: str) -> None:
     """Raises FieldError(name, problem) unless `condition` holds."""
     if not condition:
         raise FieldError(name, problem)

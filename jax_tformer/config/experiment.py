@@ -444,7 +444,7 @@ class DistributedConfig:
             return
         host, _, port = self.coordinator.rpartition(":")
         require(
-            bool(host) and port.isdecimal() and 0 < int(port) < 2**16,
+            host and port.isdecimal() and 0 < int(port) < 2**16,
             f"coordinator is {self.coordinator!r}; expected HOST:PORT, such as localhost:12345",
         )
         require(

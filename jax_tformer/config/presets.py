@@ -433,7 +433,7 @@ EXPERIMENTS: dict[str, Experiment] = {
             training=TrainingConfig(steps=3250, batch_size=512, accumulation=8, evaluate_every=125),
         ),
     ),
-    # "Attention is all you need", sections 5 and 6.1: generate.py with --checkpoint last-5 --decoding.num-beams 4.
+    # "Attention is all you need", sections 5 and 6.1: generate.py with --checkpoint last-5 --beam 4.
     "wmt14-en-de": Experiment(
         "encoder-decoder: the paper's base model; --data.path and --data.target-path WMT14 English-German", _WMT
     ),

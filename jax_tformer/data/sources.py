@@ -277,7 +277,7 @@ def text_files(data: TextData) -> list[Path]:
     """
     path = data.path or ""
     require(
-        bool(path),
+        path,
         "no text was named; give --data.path a text file, a folder of them, a glob or JSON lines with a text field",
     )
     place = user_path(path)
@@ -287,13 +287,13 @@ def text_files(data: TextData) -> list[Path]:
         others = Counter(file.suffix for file in inside if file.suffix)
         most = others.most_common(1)[0][0] if others else ".log"
         require(
-            bool(found),
+            found,
             f"{path} is a folder without {', '.join(_TEXTS)} or .parquet files; expected at least one; "
             f"other kinds of text are named by a pattern: '{path}/**/*{most}'",
         )
         return found
     found = [file for file in _named(path) if file.is_file() or not _is_pattern(path)]
-    require(bool(found), f"{path} matches no file; expected at least one; check the pattern")
+    require(found, f"{path} matches no file; expected at least one; check the pattern")
     require(
         _is_pattern(path) or not place.is_file() or place.suffix.lower() not in TABLES,
         f"{path} would be read with all its quotes and commas; expected text, or .jsonl with a text field in every "
@@ -542,7 +542,7 @@ def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:
     held_out = [file for file in files if _HELD_OUT.search(file.path.stem)]
     train = [file for file in files if file not in held_out]
     require(
-        bool(train),
+        train,
         "all shards are held out by their names; expected some without val, valid, validation or test in the name",
     )
     ends = [sum(file.size for file in part) for part in (train, held_out)]

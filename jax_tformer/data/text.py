@@ -115,7 +115,7 @@ def _packed(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -> S
     length = data.context_length
     separator = tokenizer.separator
     require(
-        bool(separator),
+        separator,
         "the tokenizer has neither a start nor an end token, so that nothing says where documents begin; expected one; "
         "leave --data.packing out, or use another tokenizer",
     )

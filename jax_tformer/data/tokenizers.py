@@ -464,8 +464,7 @@ def _word_level(texts: Iterable[str], kind: Literal["characters", "words"]) -> t
     found: set[str] = set()
     for text in texts:
         found.update(text.split() if kind == "words" else text)
-    if not found:
-        raise InputError(f"the text is empty; expected text to take the tokenizer's {kind} from")
+    require(found, f"the text is empty; expected text to take the tokenizer's {kind} from")
     backend = tokenizers.Tokenizer(models.WordLevel({token: id for id, token in enumerate(sorted(found))}))
     if kind == "words":
         # Without a decoder, the library puts spaces between tokens.

@@ -272,7 +272,7 @@ def _check(
     largest = decoding.max_new_tokens
     allowed = np.full(len(prompts), largest) if limits is None else np.minimum(limits, largest)
     require(len(allowed) == len(prompts), f"there are {len(allowed)} limits; expected one a prompt, {len(prompts)}")
-    require(bool(allowed.min() >= 1), f"a limit is {allowed.min()}; expected at least 1 new token")
+    require(allowed.min() >= 1, f"a limit is {allowed.min()}; expected at least 1 new token")
     longest = max(map(len, prompts))
     stack = config.output_stack
     positions = stack.max_positions
@@ -318,7 +318,7 @@ def _search(net: DecoderTransformer, params: Params, batch: PromptBatch, decodin
     _require_numbers(beams.broken)
     tokens, lengths, scores, exist = (np.asarray(best)[:, :wanted] for best in beams.finished)
     fewest = f"is {wanted}, and the beam search has found {exist.sum(1).min()} sequences for a prompt"
-    require_field(bool(exist.all()), "num_return_sequences", f"{fewest}; expected less, or more tokens")
+    require_field(exist.all(), "num_return_sequences", f"{fewest}; expected less, or more tokens")
     return Generated(tokens[:, :, : int(lengths.max())], lengths, scores)
 
 

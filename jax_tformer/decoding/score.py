@@ -61,7 +61,7 @@ def score(
     if sources is not None and encoder is not None:
         require(len(sources) == len(texts), "expected one source for each text")
         require(all(map(len, sources)), "a source has no tokens; expected at least one")
-        require(bool(begin), "start_id is None; an encoder-decoder needs a token to begin with")
+        require(begin, "start_id is None; an encoder-decoder needs a token to begin with")
         source = _pad(sources, encoder, "a source")
     found = np.asarray(_log_probs(decoder, params, source, tokens, mask, labels))
     log_probs = [row[real] for row, real in zip(found, mask, strict=True)]

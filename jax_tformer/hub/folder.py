@@ -342,8 +342,7 @@ def inside(folder: Path, name: str) -> Path:
         raise InputError(f"{path} does not exist; restore the folder, or load it again") from error
     except (OSError, ValueError, RuntimeError) as error:
         raise InputError(f"cannot read {path}: {error}; restore the folder, or load it again") from error
-    if problem:
-        raise InputError(f"{path} {problem}; expected a file; restore the folder, or load it again")
+    require(not problem, f"{path} {problem}; expected a file; restore the folder, or load it again")
     allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
     require(
         any(real.is_relative_to(place) for place in allowed),

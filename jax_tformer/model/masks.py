@@ -1,5 +1,6 @@
-"""Describes who may attend to whom, and computes the softmax under such a mask, as `visible` in torch_ref/masks.py.
+"""Describes who may attend to whom, and computes the softmax under such a mask.
 
+`Mask.boolean` is `visible` of torch_ref/masks.py, and `Mask.softmax` the middle of torch_ref/attention.py.
 Fused kernels read the fields of a `Mask`; `Mask.softmax` makes a boolean array of it, True = may attend. `Stack.masks`
 makes those of self-attention, `EncoderDecoder.decode` that of cross-attention.
 """

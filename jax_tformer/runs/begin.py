@@ -54,8 +54,10 @@ _MEANINGS = {
     "training.log_every": "existing rows of metrics.jsonl stay as they are",
     "training.log_norms": _FIGURES,
     "training.log_noise_scale": _FIGURES,
+    "training.log_utilization": "from here on, it is logged or not",
     "training.evaluate_every": "from here on, the held-out loss is measured at other steps",
     "training.evaluate_batches": "from here on, held-out losses are measured on other batches",
+    "training.evaluate_examples": "from here on, other held-out pairs are decoded",
     "training.checkpoint_every": "from here on, checkpoints are saved at other steps",
     "training.keep_checkpoints": "the next save deletes those beyond",
     "training.accumulation": f"{_ROUNDING}, and by what dropout draws",
@@ -191,11 +193,11 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
             refused.append(told)
         else:
             notes.append(f"changed {told}: {meaning}")
-    if refused:
-        raise InputError(
-            f"the results of this run so far would be different with {shortened(refused)}; "
-            "leave that out to continue it, or start again with a new --run or --resume no"
-        )
+    require(
+        not refused,
+        f"the results of this run so far would be different with {shortened(refused)}; "
+        "leave that out to continue it, or start again with a new --run or --resume no",
+    )
     return fields, notes
 
 

@@ -365,8 +365,7 @@ def _find_intact(folder: Path, wanted: Which, parts: Collection[str], skipped: l
     if wanted == "best":
         losses = {step: _held_out_loss(folder / str(step)) for step in steps}
         candidates = [step for _, step in sorted((loss, step) for step, loss in losses.items() if loss is not None)]
-        if not candidates:
-            raise InputError(f"no checkpoint in {folder} has a held-out loss to be the best by; {listed}")
+        require(candidates, f"no checkpoint in {folder} has a held-out loss to be the best by; {listed}")
     elif isinstance(wanted, int):
         candidates = [wanted]
         require(wanted in steps, f"there is no checkpoint of step {wanted} in {folder}; {listed}")

@@ -322,8 +322,7 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     """
     notes = list[str]()
     rows = read_metrics(run.metrics, notes)
-    if not rows:
-        raise InputError(f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
+    require(rows, f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
     draw_losses(rows, run.picture, run.path.name)
     losses = {name: found[-1][name] for name in _LOSSES if (found := [row for row in rows if name in row])}
     told = [

@@ -96,8 +96,10 @@ class RunFolder:
         require_writable(self.path)
         names = [path.name for path in self.path.iterdir()] if self.path.is_dir() else []
         begun = "lock" in names and all(map(_BEFORE_CONFIG.fullmatch, names))
-        if names and not self.holds_run() and not begun:
-            raise InputError(f"{self.path} holds files but no run (no config.json); choose an empty or new folder")
+        require(
+            not names or self.holds_run() or begun,
+            f"{self.path} holds files but no run (no config.json); choose an empty or new folder",
+        )
         # All of it may be written to or deleted, and a stranger's link may point to anything of the user's; a pipe
         # would block.
         for path in self.path.rglob("*"):
@@ -173,8 +175,7 @@ class RunFolder:
             then = from_dict(TransformerConfig, recorded.get("model"), where=f"the config {made}")
             now = replace(self.read_config().model, compute=then.compute)
             changed = differences({"model": to_dict(then)}, {"model": to_dict(now)})
-            if changed:
-                raise InputError(f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
+            require(not changed, f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
         for kind, digests in self.digests().items():
             recorded = extra.get(kind)
             for name in changed_fields(recorded, digests) if isinstance(recorded, dict) else ():
@@ -209,10 +210,10 @@ class RunFolder:
             return {}
         from jax_tformer.runs.checkpoints import list_steps, load_parameters
 
-        if not list_steps(self.frozen):
-            raise InputError(
-                f"{self.frozen} is missing, and holds what the adapters of the run change; put back a copy"
-            )
+        require(
+            list_steps(self.frozen),
+            f"{self.frozen} is missing, and holds what the adapters of the run change; put back a copy",
+        )
         require(
             extra.get("frozen") == self.frozen_digest(),
             f"{self.frozen} is not the one that the checkpoint was made with; put back a copy of that",
@@ -279,8 +280,10 @@ class RunFolder:
         Returns the old run's new path. Raises InputError if another job holds the lock or has begun a run meanwhile.
         """
         moved = self._move_aside() if self.holds_run() and not resume else None
-        if self.holds_run() and before is None:
-            raise InputError(f"another job has begun a run in {self.path} meanwhile; the same command continues it")
+        require(
+            not self.holds_run() or before is not None,
+            f"another job has begun a run in {self.path} meanwhile; the same command continues it",
+        )
         self.lock()
         return moved
 
@@ -356,8 +359,10 @@ def load_trained(
 
     experiment = run.read_config()
     config = experiment.model
-    if step == "average" and not experiment.training.average:
-        raise InputError(f"{run.path} has no average of weights: it was trained without --training.average")
+    require(
+        step != "average" or experiment.training.average,
+        f"{run.path} has no average of weights: it was trained without --training.average",
+    )
     tokenizer = run.read_tokenizer(config.vocab_size)
     set_up_jax(config)
     net = transformer(config.for_other_shapes())

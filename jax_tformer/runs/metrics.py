@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from jax_tformer.config.errors import InputError, TrainingFailed
+from jax_tformer.config.errors import InputError, TrainingFailed, require
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.data.order import Batch
 from jax_tformer.files import not_regular, parse_json, shortened, to_dict, write_text
@@ -180,8 +180,7 @@ def read_metrics(path: Path, notes: list[str] | None = None) -> list[Row]:
     if not path.exists():
         return []
     problem = not_regular(path)
-    if problem:
-        raise InputError(f"{path} {problem}; expected the log of a run: move it away")
+    require(not problem, f"{path} {problem}; expected the log of a run: move it away")
     *lines, unfinished = path.read_bytes().split(b"\n")
     rows = [_row(line) for line in lines]
     damaged = [str(number) for number, row in enumerate(rows, 1) if row is None]
@@ -369,7 +368,7 @@ class Reporter:
 
     @property
     def speed(self) -> Row:
-        """Speed of this process: tokens_per_second, seconds_to_first_step (since `started`) and, if asked, utilization.
+        """tokens_per_second (of all processes), seconds_to_first_step (since `started`) and, if asked, utilization.
 
         tokens_per_second leaves out the first step, and that of each shape of batch, which also compile, and each
         step after an evaluation.

@@ -1,6 +1,6 @@
 """The processes that train one model together: who speaks, who writes, and what all have agreed on.
 
-This is the only file that knows how many there are. All run the same program and call these functions in the same
+This is the only file that asks JAX how many there are. All run the same program and call these functions in the same
 order, as they do for every step; one process is the special case in which nothing is waited for. The engine is JAX's
 own (`jax.distributed`): it finds the processes, moves arrays between them, and ends all if one dies.
 """
@@ -244,8 +244,7 @@ def require_same(said: Mapping[str, Any]) -> None:
     for number, other in enumerate(others, 1):
         changed = changed_fields(first, other)
         differing = [f"{name} {theirs!r} (the first: {ours!r})" for name, (ours, theirs) in changed.items()]
-        if differing:
-            raise InputError(f"process {number} of {count()} has {shortened(differing)}; start all with the same")
+        require(not differing, f"process {number} of {count()} has {shortened(differing)}; start all with the same")
 
 
 def wait_for_all() -> None:
@@ -266,11 +265,11 @@ def require_device_each(devices: "list[jax.Device]", what: str) -> None:
     if count() == 1:
         return
     idle = sorted(set(range(count())) - {device.process_index for device in devices})
-    if idle:
-        raise InputError(
-            f"{what}, which leaves process {shortened(list(map(str, idle)))} of {count()} without a device; expected "
-            "one of each at least: choose a batch size or a mesh that uses all devices, or start fewer processes"
-        )
+    require(
+        not idle,
+        f"{what}, which leaves process {shortened(list(map(str, idle)))} of {count()} without a device; expected "
+        "one of each at least: choose a batch size or a mesh that uses all devices, or start fewer processes",
+    )
 
 
 class Signals:

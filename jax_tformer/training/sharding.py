@@ -17,7 +17,7 @@ import numpy as np
 from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import require
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.files import shortened
 from jax_tformer.functional import Params
@@ -55,11 +55,11 @@ def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
         f"the mesh is {split} = {data * others} devices, but there are {devices}; expected at most {devices}; "
         "lower --mesh.data, --mesh.fsdp, --mesh.context or --mesh.tensor",
     )
-    if rows % (data * config.fsdp):
-        raise InputError(
-            f"a batch of {rows} rows (batch_size / accumulation) does not divide over {data * config.fsdp} devices "
-            f"(data x fsdp); expected a multiple of {data * config.fsdp}"
-        )
+    require(
+        rows % (data * config.fsdp) == 0,
+        f"a batch of {rows} rows (batch_size / accumulation) does not divide over {data * config.fsdp} devices "
+        f"(data x fsdp); expected a multiple of {data * config.fsdp}",
+    )
     used = jax.devices()[: data * others]
     require_device_each(used, f"the mesh is {split}")
     return jax.make_mesh(tuple(shape.values()), tuple(shape), axis_types=(AxisType.Auto,) * len(shape), devices=used)

@@ -4,7 +4,7 @@ from dataclasses import replace
 from typing import Any
 
 from jax_tformer.config import RotaryConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Rows, Setting, Settings, layer_types, llama, rope
 from jax_tformer.hub.families.layer_types import FULL, WINDOWED
 
@@ -89,8 +89,10 @@ def _flatten2(config: Settings) -> Fields:
 def _flatten3(config: Settings) -> Fields:
     """Each kind of layer has rotary positions of its own; older fields speak of those without a window, but one."""
     kinds = rope.rope_object(config)
-    if kinds.keys() - {FULL, WINDOWED}:
-        raise InputError(f"rope_parameters has {sorted(kinds)} in the Hugging Face config; expected {FULL}, {WINDOWED}")
+    require(
+        not kinds.keys() - {FULL, WINDOWED},
+        f"rope_parameters has {sorted(kinds)} in the Hugging Face config; expected {FULL}, {WINDOWED}",
+    )
     whole, local = (rope.rope_object(kinds, kind) for kind in (FULL, WINDOWED))
     whole |= rope.rope_object(config, "rope_scaling")
     rope.require_whole({"partial_rotary_factor": config.get("partial_rotary_factor"), **whole})

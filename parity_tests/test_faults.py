@@ -269,8 +269,8 @@ def judge_gemma():
     return lambda: [cached(*model_of(GEMMA, weights_for(GEMMA, 0.2)), batch)]
 
 
-def judge_choices():
-    return lambda: [figure for settings in SETTINGS[: len(library_faults.CHOICES)] for figure in processed(settings)]
+def judge_choice(settings):
+    return lambda: list(processed(settings))
 
 
 def judge_successive():
@@ -449,9 +449,7 @@ def judge_first_loss():
     return lambda: [initialisation.excess(CONFIGS["vaswani-base"])]
 
 
-FAMILIES = {
-    config: lambda config=config: judge_reference(family_faults.pair(config)) for config in family_faults.FAULTS
-}
+FAMILIES = {config: partial(judge_family, config) for config in family_faults.FAULTS}
 GROUPED = [
     (fault._replace(name=f"{fault.name}, {groups} groups of {6 // groups}"), partial(judge_grouped, by, groups))
     for by, fault in quiet_faults.GROUPED.items()
@@ -473,16 +471,16 @@ TABLE = [
     ("library", judge_decoding, library_faults.DECODING),
     ("library", judge_beams, library_faults.BEAMS),
     ("library", judge_gemma, mask_faults.CACHED),
-    ("library", judge_choices, library_faults.CHOICES),
+    *(
+        ("library", partial(judge_choice, settings), [fault])
+        for settings, fault in zip(SETTINGS, library_faults.CHOICES, strict=False)
+    ),
     ("library", judge_successive, [library_faults.SAME_NUMBER]),
     ("library", judge_weights, [library_faults.THROUGH_FLOAT16]),
     *(("library", MASKED[kind], [fault]) for kind, fault in mask_faults.MASKS),
     ("reference", partial(masked, judge_reference, TEXTS, "right segments prefix"), [mask_faults.REFERENCE]),
     ("library", judge_cudnn, mask_faults.CUDNN),
-    *(
-        ("reference", lambda name=name: judge_reference(heads.pair(name)), given)
-        for name, given in heads.FAULTS.items()
-    ),
+    *(("reference", partial(judge_head, name), given) for name, given in heads.FAULTS.items()),
     *(("reference", make, family_faults.FAULTS[config]) for config, make in FAMILIES.items()),
     ("library", judge_ours_relative, position_faults.LIBRARY),
     ("reference", judge_relative, position_faults.REFERENCE),
@@ -518,6 +516,7 @@ def answer(ask):
     [
         *(judge_two_stacks, judge_training, judge_trajectory, judge_decoding, judge_beams, judge_gemma),
         *(*MASKED.values(), judge_cudnn, judge_forward_draws, *FAMILIES.values()),
+        *(judge_blocks, judge_relative, judge_ours_relative),
         *(*(make for _, make in GROUPED), judge_accumulation, judge_held_out),
     ],
 )

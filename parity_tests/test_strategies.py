@@ -75,7 +75,7 @@ def processed(settings):
     for step, (raw, scores) in enumerate(zip(answer.logits, answer.scores, strict=True)):
         said = answer.sequences[:, : length + step].numpy()
         # Padding, on our side alone, has the id of a token that may be said.
-        texts = (pad_rows(text.tolist(), text.shape[1] + 3, side="left") for text in (said, prompts))
+        texts = (pad_rows(text.tolist(), 25, side="left") for text in (said, prompts))
         (tokens, mask), given = jax.tree.map(jnp.asarray, tuple(texts))
         now = Step(jnp.asarray(step), limits, History.of(tokens, mask, 3, given))
         found = process_logits(jnp.asarray(raw.numpy()), rules, now)

@@ -139,7 +139,8 @@ def test_a_run_whose_lines_reach_nobody_is_asked_to_save_and_end(monkeypatch):
 @pytest.fixture
 def send():
     """Sends a signal to this process, whose handlers come back afterwards."""
-    before = {kind: signal.getsignal(kind) for kind in (signal.SIGHUP, signal.SIGTERM)}
+    # Under nohup the tests begin with one of them ignored.
+    before = {kind: signal.signal(kind, signal.SIG_DFL) for kind in (signal.SIGHUP, signal.SIGTERM)}
     yield lambda kind: os.kill(os.getpid(), kind)
     for kind, handler in before.items():
         signal.signal(kind, handler)

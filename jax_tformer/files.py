@@ -26,46 +26,6 @@ from jax_tformer.config.errors import InputError, require
 C = TypeVar("C")
 Json = dict[str, Any]
 """An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
-Json = dict[str, Any]
-"""An object of JSON."""
 SMALL = 2**24
 """The most bytes of a small file, such as a config."""
 _DEEPEST = 64

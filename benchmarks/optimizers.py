@@ -19,7 +19,7 @@ _RATES: dict[OptimizerName, tuple[float, ...]] = {
     "adamw": (1e-3, 3e-3, 1e-2),
     "adafactor": (3e-2, 1e-1, 3e-1),
     "lion": (3e-4, 1e-3, 3e-3),
-    "sgd": (3e-2, 1e-1, 3e-1),
+    "sgd": (1e-2, 3e-2, 1e-1),
 }
 """Learning rates; for each optimizer as many, a factor of about 3 apart."""
 _TOGETHER = 10

@@ -146,6 +146,8 @@ def test_words_are_apart_at_white_space():
         ("SCAN, add jump", "scan-jump", "exact_match", 4),
         ("addition modulo 97 that groks", "grokking", "val_accuracy", 3),
         ("masked letters of a Markov chain", "masked-chain", "val_loss", 4),
+        ("tinyshakespeare, CPU", "shakespeare-char", "val_loss", 3),
+        ("tinyshakespeare, CPU", "nanogpt-rate", "val_loss", 3),
     ],
 )
 def test_the_table_of_recipes_says_what_the_logs_say(row, recipe, figure, digits):

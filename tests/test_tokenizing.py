@@ -24,6 +24,7 @@ from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingCon
 from jax_tformer.data import sources, tokenizing
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
+from jax_tformer.files import locked
 from jax_tformer.terminal import run_program
 from tests.small_runs import TINY, contents, lose, losses
 
@@ -333,7 +334,7 @@ def test_shards_of_another_tokenizer_or_with_others_beside_them(shards):
 def test_a_folder_that_holds_something_or_is_being_written(shards, folder):
     with pytest.raises(InputError, match="shards is there already"):
         run("a.jsonl", "--out", "shards")
-    with tokenizing._locked(shards), pytest.raises(InputError, match="another process is writing shards"):
+    with locked(shards, shards), pytest.raises(InputError, match="another process is writing shards"):
         run("a.jsonl", "--out", "shards")
     (folder / "empty").mkdir()
     with pytest.raises(InputError, match="no source was named"):

@@ -109,9 +109,9 @@ def answers(model, mesh):
     ways += [{"num_beams": 3, "num_return_sequences": 2}]
     ends = {"end_id": 4} | ({"start_id": 1} if config.encoder else {})
     for way in ways:
-        found.append(generate.generate(net, params, prompts, DecodingConfig(7, **way), **ends))
+        found.append(generate.generate(net, params, prompts, DecodingConfig(5, **way), **ends))
     if config.encoder is None:
-        found.append(generate.generate(net, params, prompts, DecodingConfig(20), context=8))
+        found.append(generate.generate(net, params, prompts, DecodingConfig(12), context=8))
     return [[np.round(x, 9).tolist() for x in one if x is not None] for one in found], sorted(shares)
 
 

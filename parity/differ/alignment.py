@@ -110,13 +110,6 @@ def are_counterparts(ours: Start, theirs: Start) -> bool:
     return alike or ours.values.equals(ours.agreed) >= set(theirs.agreed) != set()
 
 
-def read_the_same(ours: Start, theirs: Start) -> bool:
-    """Whether every agreed value that one of them reads has an equal among those of the other."""
-    read = set(theirs.agreed)
-    mine = all(not read.isdisjoint(ours.values.equal.get(i, ())) for i in ours.agreed)
-    return mine and ours.values.equals(ours.agreed) >= read
-
-
 def match(ours: Values, theirs: Values, bar: float = BAR) -> None:
     """Compares all values of one side with all of the other, and notes in both which have an equal."""
     index, live = theirs.index(), ours.live()

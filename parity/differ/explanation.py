@@ -261,7 +261,9 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
     site = None
     if met:
         around = _around(other, met)
-        cut = _cuts(other, around)
+        # What is stopped on one side alone; both may stop others, as the maximum in a softmax.
+        handed = {row.forward for row in values.rows if row.backward}
+        cut = [k for k in _cuts(other, around) if not handed.isdisjoint(other.equals(other.rows[k].inputs))]
         site = other.site((cut or _operations(other, met))[0])
         if cut:
             said = f"{said}: it is detached"

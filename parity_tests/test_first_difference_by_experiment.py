@@ -263,3 +263,17 @@ def test_scaling_at_another_place_is_not_sure_to_be_what_parts_them():
     found = first_difference(partial(ours, scaled), Module(scaled_there), WEIGHTS, [NUMBERS], backward=False)
     assert found
     assert not found.sure or "tanh" not in found.ours.source, str(found)
+
+
+def test_a_side_that_masks_everything_is_not_said_to_mask_nothing():
+    """Its weights are all alike, as if it did."""
+
+    def blind(p, x, h):
+        return jax.nn.softmax(h @ x.T + jnp.full((6, 6), -3e38)) @ h
+
+    def causal(m, x, h):
+        return torch.softmax(h @ x.T + torch.full((6, 6), -3e38).triu(1), -1) @ h
+
+    found = first_difference(partial(ours, blind), Module(causal), WEIGHTS, [NUMBERS], backward=False)
+    assert found
+    assert "ours does not" not in (found.kind or ""), str(found)

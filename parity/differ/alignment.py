@@ -54,6 +54,14 @@ class Start:
         return found
 
     @cached_property
+    def behind(self) -> list[int]:
+        """The unmatched values that it was made of."""
+        found = [self.number]
+        for i in found:
+            found += [k for k in self.values.rows[i].inputs if k not in self.values.equal and k not in found]
+        return found[1:]
+
+    @cached_property
     def branches(self) -> list[tuple[int, int]]:
         """(end, what it is added to) of branches that follow from the start, as where a residual is added: something
         agreed of the size of the sum, or what the branch before it is added to. The first few, and the last."""

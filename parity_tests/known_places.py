@@ -87,7 +87,11 @@ _ENCODER, _DECODER = "encoder.blocks.0.self_attention", "decoder.blocks.0.self_a
 _CROSS = "decoder.blocks.0.cross_attention"
 _SCORES = "attend_in_rows attend"
 _MASK = "Mask.boolean Mask.softmax masked_softmax"
-_KEPT = "drop Dropout.__call__ Dropout.keep keep_mask site_key layer_keys", "forward Dropout.forward"
+_KEPT = (
+    "drop Dropout.__call__ Dropout.keep keep_mask site_key layer_keys",
+    "forward Dropout.forward",
+    "where ours reads | where theirs reads",
+)
 _PLACES = {
     "GELU: tanh instead of erf": (
         "gelu activate",
@@ -144,7 +148,7 @@ _PLACES = {
         f"visible {_DECODER} {_ENCODER}",
         "the mask differs at 66 of 1176 places: only theirs masks",
     ),
-    "segments: positions go on": ("position_ids sinusoidal angles", "position_ids"),
+    "segments: positions go on": ("position_ids sinusoidal angles", "position_ids", "where ours reads"),
     "segments: ignored by cross-attention": (
         f"{_MASK} mask_faults.py",
         f"visible {_CROSS}",

@@ -13,6 +13,8 @@ from torch.nn import functional as F
 from parity import first_difference
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
+GRID = np.arange(36.0).reshape(6, 6) / 7
+MASK = np.where(np.arange(6) < np.array([[[4]], [[5]]]), 0.0, -1e9)
 NUMBERS = np.random.default_rng(3).standard_normal((6, 6))
 WEIGHTS = {
     "up": "up.weight",
@@ -89,6 +91,11 @@ def turned_there(m, x, h):
     return torch.cat([h[:, :3] * sines, h[:, 3:] * angles.cos()], -1)
 
 
+def table_added_there(m, x, h):
+    grid = torch.tensor(GRID)
+    return torch.tanh(grid.sin()[None].baddbmm(h[None], x.T[None], alpha=0.5)[0] + grid)
+
+
 def dead(p, x, h):
     """What nobody reads agrees with theirs, and says nothing; what is read is not what was computed."""
     attended = jnp.tanh(normalise(p, h) @ p["up"].T)
@@ -131,6 +138,16 @@ CASES = {
         partial(turned, first=np.cos),
         turned_there,
         "[jnp.arange(6)]` where theirs reads `sines = angles.sin()`",
+    ),
+    "a table within one product, which ours adds to another one first": (
+        lambda p, x, h: jnp.tanh(h / 2 @ x.T + (jnp.asarray(GRID) + jnp.cos(jnp.asarray(GRID)))),
+        table_added_there,
+        "ours reads `lambda p, x, h: jnp.tanh(h / 2 @ x.T + (jnp.asarray(GRID) + jnp.cos(jnp.asarray(GRID)))),` where",
+    ),
+    "a table of weights less, that is added to a mask": (
+        lambda p, x, h: (jax.nn.softmax(h @ x.T + jnp.asarray(MASK)) @ h)[0],
+        lambda m, x, h: (torch.softmax(h @ x.T + (m.positions(torch.arange(6)) + torch.tensor(MASK)), -1) @ h)[0],
+        "theirs adds positions.weight here, ours goes on as without it",
     ),
     "the other sign": (
         lambda p, x, h: jnp.exp(x - h) * h,
@@ -231,3 +248,32 @@ def test_a_batch_too_short_for_angles_is_said(length, told):
     found = first_difference(ours, Rotated(), {"up": "up.weight"}, [x])
     assert not found, str(found)
     assert ("positions: 12, and angles part further on: give 500 or more" in str(found)) == told
+
+
+def test_scaling_at_another_place_is_not_sure_to_be_what_parts_them():
+    """Both sides read the same there and make other numbers of it, before the place that is wrong."""
+
+    def scaled(p, x, h):
+        scaled = jnp.tanh(x) / 3
+        return scaled @ jnp.abs(normalise(p, h)).T ** 1.5
+
+    def scaled_there(m, x, h):
+        return (torch.tanh(x) * 3**-0.5) @ (m.norm(h).square() * 3**-0.5).T
+
+    found = first_difference(partial(ours, scaled), Module(scaled_there), WEIGHTS, [NUMBERS], backward=False)
+    assert found
+    assert not found.sure or "tanh" not in found.ours.source, str(found)
+
+
+def test_a_side_that_masks_everything_is_not_said_to_mask_nothing():
+    """Its weights are all alike, as if it did."""
+
+    def blind(p, x, h):
+        return jax.nn.softmax(h @ x.T + jnp.full((6, 6), -3e38)) @ h
+
+    def causal(m, x, h):
+        return torch.softmax(h @ x.T + torch.full((6, 6), -3e38).triu(1), -1) @ h
+
+    found = first_difference(partial(ours, blind), Module(causal), WEIGHTS, [NUMBERS], backward=False)
+    assert found
+    assert "ours does not" not in (found.kind or ""), str(found)

@@ -16,6 +16,7 @@ X = np.random.default_rng(0).standard_normal((2, 9, WIDTH))
 WEIGHTS = {
     "gate": ("gate.weight", "o i -> i o"),
     "up": "up",
+    "open": "open",
     "down": "down",
     "output": ("output.weight", "o i -> i o"),
     "bias": "output.bias",
@@ -27,7 +28,7 @@ class Experts(nn.Module):
         super().__init__()
         torch.manual_seed(0)
         self.gate, self.output = nn.Linear(WIDTH, EXPERTS, bias=False), nn.Linear(WIDTH, WIDTH)
-        self.up = nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) * 0.3)
+        self.up, self.open = (nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) * 0.3) for _ in range(2))
         self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) * 0.3)
 
     def forward(self, x):
@@ -37,7 +38,7 @@ class Experts(nn.Module):
         mixed, masks = torch.zeros_like(tokens), F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
         for expert in range(EXPERTS):
             rank, token = torch.where(masks[expert])
-            hidden = F.silu(tokens[token] @ self.up[expert])
+            hidden = F.silu(tokens[token] @ self.open[expert]) * (tokens[token] @ self.up[expert])
             mixed.index_add_(0, token, hidden @ self.down[expert] * weights[token, rank, None])
         return self.output(mixed).reshape(x.shape)
 
@@ -55,8 +56,10 @@ def ours(fault=""):
             weights = weights / weights.sum(-1, keepdims=True)
         order = jnp.argsort(chosen.reshape(-1))
         sizes = jnp.bincount(chosen.reshape(-1), length=EXPERTS)
-        up = jax.lax.ragged_dot(tokens[order // CHOSEN], p["up"], sizes)
-        hidden = jax.nn.gelu(up) if fault == "activation" else jax.nn.silu(up)
+        up, opened = (jax.lax.ragged_dot(tokens[order // CHOSEN], p[name], sizes) for name in ("up", "open"))
+        if fault == "detached":
+            opened = jax.lax.stop_gradient(opened)
+        hidden = (jax.nn.gelu(opened) if fault == "activation" else jax.nn.silu(opened)) * up
         if fault == "half":
             hidden = hidden * 0.5
         down = jax.lax.ragged_dot(hidden, p["down"], sizes)
@@ -87,6 +90,13 @@ def test_a_fault_among_experts_is_found(fault, line, their_line, kind):
     assert line in found.ours.source, str(found)
     assert their_line in found.theirs.source, str(found)
     assert kind in (found.kind or ""), str(found)
+
+
+def test_what_is_stopped_within_the_choice_of_experts_is_no_cut():
+    """The maximum in the softmax of the scores has no gradient on either side."""
+    found = first_difference(ours("detached"), Experts(), WEIGHTS, [X])
+    assert found.stage == "backward"
+    assert not found.sure or "stop_gradient" in found.ours.source, str(found)
 
 
 def test_whole_numbers_are_never_sure():

@@ -54,6 +54,14 @@ class Start:
         return found
 
     @cached_property
+    def behind(self) -> list[int]:
+        """The unmatched values that it was made of."""
+        found = [self.number]
+        for i in found:
+            found += [k for k in self.values.rows[i].inputs if k not in self.values.equal and k not in found]
+        return found[1:]
+
+    @cached_property
     def branches(self) -> list[tuple[int, int]]:
         """(end, what it is added to) of branches that follow from the start, as where a residual is added: something
         agreed of the size of the sum, or what the branch before it is added to. The first few, and the last."""
@@ -108,13 +116,6 @@ def are_counterparts(ours: Start, theirs: Start) -> bool:
         return False  # layers that have nothing to do with each other may read the same
     alike = names[0] == names[1] or any(all(re.fullmatch(family, name) for name in names) for family in _FAMILIES)
     return alike or ours.values.equals(ours.agreed) >= set(theirs.agreed) != set()
-
-
-def read_the_same(ours: Start, theirs: Start) -> bool:
-    """Whether every agreed value that one of them reads has an equal among those of the other."""
-    read = set(theirs.agreed)
-    mine = all(not read.isdisjoint(ours.values.equal.get(i, ())) for i in ours.agreed)
-    return mine and ours.values.equals(ours.agreed) >= read
 
 
 def match(ours: Values, theirs: Values, bar: float = BAR) -> None:

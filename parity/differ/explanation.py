@@ -16,7 +16,6 @@ from parity.differ.alignment import (
     match,
     paired,
     paired_backward,
-    read_the_same,
     shared,
     starts,
 )
@@ -148,11 +147,11 @@ def explain(
     places, sure = _places(first, second), together and (bool(what) or are_counterparts(first, second))
     if sure and not what and stage == "forward" and first.row.again and second.row.again:
         # A formula may be arranged in another way until some line: nothing behind that line may be wrong.
-        sure = first is here[0] and len(here) > 1 and read_the_same(first, second)
-        mended = repaired(first, second) if len(here) == 1 or first is not here[0] else None
+        sure, mended = False, repaired(first, second)
         if mended is not None and not is_routed(ours, mended[0]):
             sure = not first.constants and ours.site(mended[0]).line == places[0].line
-            places = ours.site(mended[0]), theirs.site(mended[1])
+            if len(here) == 1:
+                places = ours.site(mended[0]), theirs.site(mended[1])
     sure = sure and not grown and (bool(what) or not hidden)
     return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)
 
@@ -262,7 +261,9 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
     site = None
     if met:
         around = _around(other, met)
-        cut = _cuts(other, around)
+        # What is stopped on one side alone; both may stop others, as the maximum in a softmax.
+        handed = {row.forward for row in values.rows if row.backward}
+        cut = [k for k in _cuts(other, around) if not handed.isdisjoint(other.equals(other.rows[k].inputs))]
         site = other.site((cut or _operations(other, met))[0])
         if cut:
             said = f"{said}: it is detached"

@@ -83,8 +83,10 @@ def _mask(ours: Start, theirs: Start) -> str | None:
         # Of a side that was recorded, the larger arrays are not there.
         if any(side.values.again is None and not side.values.arrays.keys() >= {*side.near} for side in (ours, theirs)):
             return None
-        name, other = ("ours", "theirs") if here else ("theirs", "ours")
-        return f"only {name} masks here, {other} does not"
+        one, other = (ours, theirs) if here else (theirs, ours)
+        if _masks(other, other.behind):
+            return None  # a side that masks everything goes on as if it masked nothing
+        return f"only {one.values.side} masks here, {other.values.side} does not"
     # Where some mask of ours is one of theirs, they may have been put together in other steps.
     found = [_masked_apart(mine, their) for mine, their in product(here, there)]
     differing = found[0]

@@ -5,14 +5,14 @@ from typing import NamedTuple
 import numpy as np
 
 from parity.differ.alignment import Start
-from parity.differ.element_order import NEARLY, exchanged_axes, order, swapped_blocks, with_axes_as
+from parity.differ.element_order import NEARLY, exchanged_axes, layouts, order, swapped_blocks, with_axes_as
 from parity.differ.fingerprints import finite
 from parity.differ.substitution import Experiments
 from parity.differ.values import Values
 
 _STEPS = 50
 """Values to go back or on, at most."""
-_TRIED = 6
+_TRIED = 24
 """Orders of axes, at most."""
 
 
@@ -64,9 +64,9 @@ def lost_order(first: Start, second: Start) -> Origin | None:
         if i not in ours.equal or _is_in_order(ours, theirs, i):
             continue
         here = ours.array(i)
-        for j in ours.equal[i]:
+        for j in reversed(ours.equal[i]):
             there = theirs.array(j)
-            candidates = [] if here is None or there is None else with_axes_as(here, there)
+            candidates = [] if here is None or there is None else layouts(here, there)
             if any(experiments.reached(i, array) is not None for array in candidates[:_TRIED]):
                 return Origin((_first_move(ours, theirs, i), j), True)
     return None

@@ -18,6 +18,7 @@ from parity.differ.alignment import REACH, Start, sizes_around, splits
 from parity.differ.answer import called
 from parity.differ.element_order import layouts, with_axes_as, without_copies
 from parity.differ.fingerprints import BAR, Index, fingerprint
+from parity.differ.row_sets import is_whole
 from parity.differ.values import Site, Value, Values, short
 
 _STEPS = 50
@@ -64,7 +65,8 @@ class Experiments:
 
     @cached_property
     def _missing(self) -> Index:
-        lacking = self.other.live() - self.other.equal.keys()
+        # Tables that each side makes in its own way agree with themselves alone.
+        lacking = {j for j in self.other.live() - self.other.equal.keys() if self.other.rows[j].data}
         return self.other.index(lacking | self._returned.keys())
 
     def reached(self, number: int, array: np.ndarray) -> int | None:
@@ -218,19 +220,24 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
         if values.copies(k):
             continue
         for i in dict.fromkeys((*row.inputs, *start.agreed, *([branches[k]] if k in branches else []))):
-            array = (
-                values.array(i)
-                if values.rows[i].data and np.prod(values.rows[i].shape) == math.prod(row.shape)
-                else None
-            )
-            if array is None or array.size < 3:
+            array = values.array(i)
+            most = math.prod(row.shape)
+            # A mask or a table may be repeated to the shape of what it is added to.
+            if array is None or not 3 <= array.size <= most or (values.rows[i].data and array.size < most):
                 continue
-            for moved in with_axes_as(np.empty(row.shape), array)[:1] if array.shape != row.shape else [array]:
+            for moved in _in_shape(array, row.shape):
                 if (agreement := experiments.goes_on(k, moved)) is not None:
                     one = i in row.inputs
                     does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                     said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
                     yield _Shown(said, k if one else start.number, i, agreement)
+
+
+def _in_shape(array: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """An array in the shape of a value: as it is, repeated along axes, or with its axes in another order."""
+    with suppress(ValueError):
+        return [np.broadcast_to(array, shape)]
+    return with_axes_as(np.empty(shape), array)[:1]
 
 
 def _other_operand(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
@@ -289,8 +296,11 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
 
 
 def _tables(values: Values, starts: Sequence[Start]) -> list[int]:
-    """The tables that starts read, and those that these were made of, back to what has an equal."""
+    """The tables that starts and what follows them read, and those that these were made of, back to what has an
+    equal."""
     found = [i for start in starts for i in (*start.row.inputs, *start.constants) if not values.rows[i].data]
+    behind = (i for start in starts for k in start.near for i in values.rows[k].inputs if not values.rows[i].data)
+    found += [i for i in behind if not is_whole(values.rows[i].dtype)]
     found = list(dict.fromkeys(found))
     for i in found:
         if values.copies(i) or i not in values.equal:

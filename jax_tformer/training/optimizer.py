@@ -158,7 +158,7 @@ def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformati
     falls = optax.scale_by_learning_rate(rate)
     b1 = config.beta1
     b2 = config.beta2
-    adamw = optax.adamw(rate, b1, b2, config.eps, eps_root=0.0, weight_decay=decay, mask=decay_mask)
+    adamw = optax.adamw(rate, b1=b1, b2=b2, eps=config.eps, eps_root=0.0, weight_decay=decay, mask=decay_mask)
     match config.name:
         case "adamw":
             chosen = adamw

@@ -261,9 +261,14 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
     site = None
     if met:
         around = _around(other, met)
-        # What is stopped on one side alone; both may stop others, as the maximum in a softmax.
+        # A weight that is stopped, or what is stopped on one side alone: both may stop the maximum in a softmax.
         handed = {row.forward for row in values.rows if row.backward}
-        cut = [k for k in _cuts(other, around) if not handed.isdisjoint(other.equals(other.rows[k].inputs))]
+        cut = [
+            k
+            for k in _cuts(other, around)
+            for stopped in [other.rows[k].inputs]
+            if any(other.rows[i].kind == "parameter" for i in stopped) or not handed.isdisjoint(other.equals(stopped))
+        ]
         site = other.site((cut or _operations(other, met))[0])
         if cut:
             said = f"{said}: it is detached"

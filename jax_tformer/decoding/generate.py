@@ -327,43 +327,34 @@ def _continue(
 ) -> Iterator[np.ndarray]:
     """Yields the tokens of a group, int32 `[B * R, n]`: the first, then one at a time or as many as there is room."""
     rules = make_rules(decoding, batch.end_ids)
-    samples = decoding.num_return_sequences
     prompts, needed = batch.pad(net.config)
-    filled = prompts.tokens.shape[1]
-    count = 1
+    first = prompts.tokens.shape[1]
+    count = 0
     limit = int(batch.limits.max())
     # A step reads every slot, so there are few while the text is short.
-    length = cache_length(filled, needed)
+    length = cache_length(first, needed)
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in batch.ids], np.uint32)
-    keys = row_keys(jax.random.key(seed), hashes, samples)
-    room = round_up(limit) if rules.look_back else 0
+    keys = row_keys(jax.random.key(seed), hashes, decoding.num_return_sequences)
     with use_mesh_of(params):
-        state = start(net, rules, params, prompts, keys, cache_length=length, room=room)
-    _require_numbers(state.broken)
-    yield (new := np.asarray(state.token)[:, None])
-    # The tokens that a sliding text reads again, into a new cache.
-    texts = [[*ids] for ids in batch.ids for _ in range(samples)] if batch.context else []
-    while count < limit and not np.asarray(state.done).all():
-        texts = [[*text, *more][-needed:] for text, more in zip(texts, new.tolist(), strict=False)]
-        if filled == needed:
-            # The newer half stays; the very last token has been chosen but not yet read.
-            filled = max(needed // 2, 1)
-            tokens, mask = pad_rows([text[-1 - filled : -1] for text in texts], filled, side="left")
-            part = Prompts(jnp.asarray(tokens), jnp.asarray(mask), None, state.limits)
-            with use_mesh_of(params):
-                state = restart(net, params, state, part, needed)
-        elif filled == length:
-            length = cache_length(filled, needed)
-            state = state._replace(cache=grow_cache(state.cache, length))
-        steps = min(limit - count, length - filled) if at_once else 1
-        # The number of steps is traced and their room is static, so one compilation is enough.
-        with use_mesh_of(params):
-            state, tokens = advance(net, rules, params, state, steps, length if at_once else 1)
+        state = start(net, rules, params, prompts, keys, cache_length=length, room=round_up(limit))
+    while True:
         _require_numbers(state.broken)
-        new = np.asarray(tokens)[:, : int(state.new_tokens) - count]
-        count += new.shape[1]
-        filled += new.shape[1]
-        yield new
+        step = state.step
+        tokens, done, *counts = jax.device_get((step.history.tokens, state.done, step.position, state.cache.filled))
+        made, filled = map(int, counts)
+        yield tokens[:, first + count : first + made].copy()
+        if made == limit or done.all():
+            return
+        count = made
+        with use_mesh_of(params):
+            if filled == needed:
+                # The newer half stays; the very last token has been chosen but not yet read.
+                filled = max(needed // 2, 1)
+                state = restart(net, params, state, filled, needed)
+            elif filled == length:
+                length = cache_length(filled, needed)
+                state = state._replace(cache=grow_cache(state.cache, length))
+            state = advance(net, rules, params, state, min(limit - count, length - filled) if at_once else 1)
 
 
 def _require_numbers(broken: jax.Array) -> None:

@@ -23,7 +23,6 @@ from jax_tformer.decoding.loop import (
     search,
     start,
     start_search,
-    unstack_layers,
 )
 from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added
@@ -76,8 +75,7 @@ def generate(
     Raises InputError for what does not fit, an empty batch or prompt, ids outside the vocabulary, a model whose logits
     are NaN, and a beam search that finds fewer than num_return_sequences sequences.
     """
-    net, batch = require_decoder(net), _check(net, params, prompts, decoding, limits, end_id, start_id, context)
-    params = unstack_layers(params)
+    net, params, batch = _prepare(net, params, prompts, decoding, limits, end_id, start_id, context)
     if decoding.num_beams > 1:
         require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
         return _search(net, params, batch, decoding)
@@ -108,8 +106,7 @@ def stream(
     A row that has ended repeats the (first) end token, or -1 without one.
     """
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
-    net, batch = require_decoder(net), _check(net, params, prompts, decoding, limits, end_id, start_id, context)
-    params = unstack_layers(params)
+    net, params, batch = _prepare(net, params, prompts, decoding, limits, end_id, start_id, context)
     groups = batch.groups
     for pieces in zip_longest(*(_continue(net, params, part, decoding, seed, at_once=False) for _, part in groups)):
         tokens = np.full((len(prompts), decoding.num_return_sequences), batch.end_ids[0], np.int32)
@@ -136,7 +133,7 @@ class Answerer:
         seed: int = 0,
         context: int | None = None,
         ends: bool = True,
-        batch: int = 128,
+        batch: int,
     ) -> None:
         self._net = net
         self._tokenizer = tokenizer
@@ -144,7 +141,7 @@ class Answerer:
         self._batch = batch
         # Done once here instead of in every batch. Transposed kernels are for one device.
         rows = batch * max(decoding.num_beams, decoding.num_return_sequences)
-        self._params = layers_apart(params, rows=rows) if mesh_of(params) is None else unstack_layers(params)
+        self._params = layers_apart(params, rows=rows if mesh_of(params) is None else None)
         self._translates = net.config.encoder is not None
         own_ends = () if tokenizer.end_id is None else (tokenizer.end_id,)
         framing = tokenizer.framing or Framing((), (), tokenizer.start_id, own_ends)
@@ -248,7 +245,7 @@ class PromptBatch(NamedTuple):
         return STEP if self.context is None else max(min(STEP, self.context // 4), 1)
 
 
-def _check(
+def _prepare(
     net: AnyTransformer,
     params: Params,
     prompts: Sequence[Ids],
@@ -257,10 +254,14 @@ def _check(
     end_id: int | Sequence[int] | None,
     start_id: int | None,
     context: int | None,
-) -> PromptBatch:
-    """Checks the arguments of `generate`; raises InputError for invalid ones."""
+) -> tuple[DecoderTransformer, Params, PromptBatch]:
+    """Checks the arguments of `generate`; returns the model, its parameters with layers apart, and the prompts.
+
+    Raises InputError for invalid ones.
+    """
+    decoder = require_decoder(net)
     config = net.config
-    vocabulary = net.config.vocab_size or 0
+    vocabulary = config.vocab_size or 0
     require(len(prompts) > 0, "there are no prompts; expected at least one")
     for number, prompt in enumerate(prompts, 1):
         require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected at least one")
@@ -297,7 +298,8 @@ def _check(
     mend = "ask for fewer at once (--batch-size, --beam, --num-samples), or for fewer new tokens (--max-new-tokens)"
     asked = rows * numbers // row_parts(mesh_of(params))
     require_memory(asked, f"{rows:,} answers at once", mend, jax.local_devices()[0])
-    return PromptBatch(prompts, allowed.astype(np.int32), start_id, ends or (-1,), context)
+    batch = PromptBatch(prompts, allowed.astype(np.int32), start_id, ends or (-1,), context)
+    return decoder, layers_apart(params, rows=None), batch
 
 
 def _search(net: DecoderTransformer, params: Params, batch: PromptBatch, decoding: DecodingConfig) -> Generated:

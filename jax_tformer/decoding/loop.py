@@ -347,31 +347,21 @@ def _penalty(rules: Rules, length: Int[Array, "*B"], dtype: jnp.dtype) -> Float[
     return tokens ** rules.length_penalty.astype(dtype)
 
 
-def layers_apart(params: Params, *, rows: int = 1) -> Params:
+def layers_apart(params: Params, *, rows: int | None = 1) -> Params:
     """Returns `params` as decoding reads them fastest: layers apart and, for few rows, kernels transposed.
 
     Layers apart are tuples of L arrays instead of arrays with a leading L axis. `rows` is the number of sequences that
-    are decoded at once, beams and samples included. Call this once: `generate` and `stream` accept both forms, and
-    would take the layers apart in every call.
+    are decoded at once, beams and samples included; None leaves kernels as they are. Call this once: `generate` and
+    `stream` accept both forms, and would take the layers apart in every call.
     """
-    blocks = traverse_util.flatten_dict(unstack_layers(params)["decoder"]["blocks"])
 
-    def transpose(path: tuple[str, ...], kernels: tuple[Any, ...]) -> tuple[Any, ...]:
-        if path[-1] != "kernel" or rows > FEW_ROWS or isinstance(kernels[0], Transposed):
+    def change(path: tuple[Any, ...], leaf: Any) -> tuple[Any, ...]:
+        kernels = leaf if isinstance(leaf, tuple) else tuple(jnp.unstack(leaf))
+        if path[-1] != "kernel" or rows is None or rows > FEW_ROWS or isinstance(kernels[0], Transposed):
             return kernels
         # [D, H, C] of a query, [H, C, D] of an output, [I, O] of a feed-forward layer.
         inputs = math.prod(kernels[0].shape[:-1]) if path[-2] == "output" else kernels[0].shape[0]
         return tuple(Transposed.of(kernel, inputs) for kernel in kernels)
 
-    blocks = traverse_util.unflatten_dict({path: transpose(path, leaf) for path, leaf in blocks.items()})
-    return {**params, "decoder": {**params["decoder"], "blocks": blocks}}
-
-
-def unstack_layers(params: Params) -> Params:
-    """Returns `params` with the decoder's layers apart, and kernels as they are."""
-    blocks = jax.tree.map(
-        lambda leaf: leaf if isinstance(leaf, tuple) else tuple(jnp.unstack(leaf)),
-        params["decoder"]["blocks"],
-        is_leaf=lambda leaf: isinstance(leaf, tuple),
-    )
-    return {**params, "decoder": {**params["decoder"], "blocks": blocks}}
+    decoder = params["decoder"]
+    return {**params, "decoder": {**decoder, "blocks": traverse_util.path_aware_map(change, decoder["blocks"])}}

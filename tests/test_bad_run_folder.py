@@ -10,7 +10,7 @@ import pytest
 
 from jax_tformer.cli import generate, train
 from jax_tformer.config.errors import InputError
-from jax_tformer.runs.checkpoints import seal
+from jax_tformer.runs.checkpoints import write_checksums
 from jax_tformer.runs.folder import RunFolder
 from tests.damages import say, write
 from tests.small_runs import TEXT, again, contents, lose_checkpoints
@@ -25,7 +25,7 @@ def record(run, **values):
     """Changes what the checkpoint says beside its arrays, and seals it again."""
     step = run / "checkpoints" / "2"
     say("extra.json", **values)(step)
-    seal(step)
+    write_checksums(step)
 
 
 def configure(run, path, value):

@@ -238,7 +238,7 @@ class Checkpoints:
             if not is_first():
                 return
             (pending / _EXTRA_FILE).write_text(extra, encoding="utf-8")
-            seal(pending)
+            write_checksums(pending)
             final = self._folder / str(step)
             if final.exists():
                 _delete(final)
@@ -349,7 +349,7 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) ->
     except InputError:
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        # Its files are as they were sealed, and were not made by `save`.
+        # Its files are as their checksums say, and were not made by `save`.
         raise InputError(
             f"the checkpoint {path} is not one of this library ({reason_of(error)[:_LONGEST_REASON]}); use another copy"
         ) from error
@@ -441,7 +441,7 @@ def _is_worth_showing(record: logging.LogRecord) -> bool:
     return "orbax" not in record.pathname or logging.getLogger("absl").isEnabledFor(logging.INFO)
 
 
-def seal(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """Lists every file below `folder`, with its size in bytes and its CRC-32, in `folder`/checksums.json.
 
     Returns once all of it is on the disk. Raises OSError if a file cannot be read or the list cannot be written.
@@ -456,7 +456,7 @@ def seal(folder: Path) -> None:
 
 
 def find_damage(folder: Path, parts: Collection[str] | None = None, sizes_only: bool = False) -> str | None:
-    """Describes the first damage found in a sealed folder in a few words; None if it is intact.
+    """Describes the first damage found in a folder with checksums in a few words; None if it is intact.
 
     `parts` limits the check to these subfolders and to the files at the top; `sizes_only` leaves out reading the files.
     Ignores files that were added since. Never raises for what it finds on the disk.

@@ -43,7 +43,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError, reason_of, require
-from jax_tformer.files import Json, read_json, require_writable, sync, write_json
+from jax_tformer.files import Json, read_json, require_writable, sync, value_in, write_json
 from jax_tformer.model.parameters import accumulator
 from jax_tformer.training.processes import active, ask_first, is_first
 
@@ -199,12 +199,10 @@ class Checkpoints:
         self.wait()
         found = restore(self._folder, abstract, step)
         if found is None and self.saved_before():
-            try:
-                lost = f"step {int(read_json(self._record)['step'])}" if self._record else "one"
-            except (OSError, ValueError, LookupError, TypeError):
-                lost = "one"
+            step = value_in(self._record, "step") if self._record else None
             raise InputError(
-                f"{self._folder} holds no checkpoint, although {lost} was saved there; nothing was "
+                f"{self._folder} holds no checkpoint, although {'one' if step is None else f'step {step}'} was saved "
+                "there; nothing was "
                 "changed: put back a copy, or start again with another --run or --resume no"
             )
         if found is not None and step is None:

@@ -14,12 +14,12 @@ import pytest
 
 from jax_tformer.cli import generate, train
 from jax_tformer.cli.train import train_options
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.runs.begin import permitted_changes
 from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.runs.folder import RunFolder, load_trained, parse_checkpoint
 from jax_tformer.runs.metrics import read_metrics
+from tests.refusals import refused
 from tests.small_runs import TEXT, TINY, contents, lose, losses
 
 FLAGS = [
@@ -105,7 +105,7 @@ def test_the_mean_of_the_last_checkpoints_is_numpys(averaged, capsys):
     command = [str(run), "--prompt", "It", "--max-new-tokens", "3", "--checkpoint"]
     assert generate.main([*command, "last-3"]) == 0
     assert "the mean of the checkpoints of steps 2, 4, 6\n3 new tokens" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"last-9 is the mean of 9 checkpoints, and .* has 3; expected as many: "):
+    with refused(r"last-9 is the mean of 9 checkpoints, and .* has 3; expected as many: "):
         generate.main([*command, "last-9"])
 
 
@@ -124,7 +124,7 @@ def test_what_is_logged_if_asked_changes_no_loss(begin, tmp_path):
 def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
     """A stand-in has what is used of a package that the tests do not install."""
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(InputError, match="--track needs trackio; pip install"):
+    with refused("--track needs trackio; pip install"):
         begin(tmp_path / "run", "--steps", "2", "--track", "ours")
     assert not (tmp_path / "run").exists()
     calls = []
@@ -148,7 +148,7 @@ def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
 
 
 def test_a_run_without_an_average_says_so(run):
-    with pytest.raises(InputError, match=r"has no average of weights: it was trained without --training\.average"):
+    with refused(r"has no average of weights: it was trained without --training\.average"):
         load_trained(RunFolder(run), "average")
 
 
@@ -249,7 +249,7 @@ def test_what_may_change_and_what_it_means(flag, folder):
         changes, (note,) = permitted_changes(run, wanted)
         assert (list(changes), MAY_CHANGE[flag] in note) == ([name], True)
     else:
-        with pytest.raises(InputError, match=rf"would be different with {name}: .*; leave that out"):
+        with refused(rf"would be different with {name}: .*; leave that out"):
             permitted_changes(run, wanted)
 
 

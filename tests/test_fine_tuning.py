@@ -24,6 +24,7 @@ from jax_tformer.hub.families import t5
 from jax_tformer.runs.begin import experiment_from
 from jax_tformer.runs.folder import RunFolder, load_trained
 from tests.damages import say, write
+from tests.refusals import refused
 from tests.small_runs import TEXT
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
@@ -131,7 +132,7 @@ def test_what_the_run_keeps_of_the_folder_is_sealed(made, folder, name, content)
         (generate.main, "run", "--prompt", "It"),
         (train.main, "--run", "run", "--steps", "3"),
     ):
-        with pytest.raises(InputError, match=told):
+        with refused(told):
             program(arguments)
     assert not Path("new").exists()
 

@@ -13,7 +13,6 @@ from flax import traverse_util
 from jax_tformer import load_adapters, load_pretrained
 from jax_tformer.cli import export, train
 from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.functional import transformer
 from jax_tformer.lora import add_lora, merge_lora, split_adapters, trained
@@ -21,6 +20,7 @@ from jax_tformer.runs.folder import RunFolder, load_trained
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
 from tests.damages import flip_bit, write
+from tests.refusals import refused
 from tests.small_runs import TEXT, TINY, lose, losses
 from tests.test_fine_tuning import SHORT, save_gpt2
 
@@ -48,7 +48,7 @@ def test_fresh_adapters_change_nothing_yet():
     adapted, more = add_lora(net, params, LORA, jax.random.key(1))
     jax.tree.map(np.testing.assert_array_equal, split_adapters(more)[1], params)
     np.testing.assert_array_equal(adapted.apply(more, TOKENS), net.apply(params, TOKENS))
-    with pytest.raises(InputError, match="has adapters already"):
+    with refused("has adapters already"):
         add_lora(adapted, more, LORA, jax.random.key(1))
 
 
@@ -116,7 +116,7 @@ def test_a_checkpoint_is_adapted_and_its_adapters_are_exported(folder):
     changed = jax.tree.map(lambda before, after: bool((before != after).any()), params, expected)
     assert {path[-2] for path, new in traverse_util.flatten_dict(changed).items() if new} == {"value", "down"}
 
-    with pytest.raises(InputError, match="expected one of them"):
+    with refused("expected one of them"):
         export.main(["run", "other", "--adapters", "--huggingface"])
-    with pytest.raises(InputError, match=r"has no adapter_config\.json"):
+    with refused(r"has no adapter_config\.json"):
         load_adapters(folder / "merged", net, params)

@@ -14,6 +14,7 @@ from jax_tformer.cli.train import train_options
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DistributedConfig
 from jax_tformer.training import processes
+from tests.refusals import refused
 from tests.several_processes import ROOT, SMALL, finish, flags, free_port, start, together, train
 from tests.small_runs import losses as losses_of
 
@@ -256,7 +257,7 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, number):
 def test_what_does_not_describe_processes_is_refused(monkeypatch, variables, given, message):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=re.escape(message)):
+    with refused(re.escape(message)):
         processes.join(DistributedConfig(**given))
 
 
@@ -276,7 +277,7 @@ def test_a_port_in_use_is_refused():
         taken.bind(("::", 0))
         taken.listen()
         where = f"localhost:{taken.getsockname()[1]}"
-        with pytest.raises(InputError, match=r"port \d+ of this machine cannot be opened .*choose another"):
+        with refused(r"port \d+ of this machine cannot be opened .*choose another"):
             processes.join(DistributedConfig(where, 2, 0))
 
 

@@ -26,6 +26,7 @@ from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.files import locked
 from jax_tformer.terminal import run_program
+from tests.refusals import refused
 from tests.small_runs import TINY, contents, lose, losses
 
 BPE = ["--data.tokenizer.kind", "bpe", "--data.tokenizer.vocab-size", "300"]
@@ -211,7 +212,7 @@ def test_killed_runs_go_on_where_they_were(shards, folder):
     told = complaint(folder / "others", load_tokenizer(shards))
     assert "manifest.json is missing" in told
     assert "tokenize again" in told
-    with pytest.raises(InputError, match="was begun with another tokenizer or other settings"):
+    with refused("was begun with another tokenizer or other settings"):
         run("a.jsonl", "--out", "others", *BPE, "--data.held-out", "0.1")
     run("a.jsonl", "--out", "others", *BPE, *PIECES)
     assert [*contents(folder / "others").values()] == [*contents(shards).values()]
@@ -332,14 +333,14 @@ def test_shards_of_another_tokenizer_or_with_others_beside_them(shards):
 
 
 def test_a_folder_that_holds_something_or_is_being_written(shards, folder):
-    with pytest.raises(InputError, match="shards is there already"):
+    with refused("shards is there already"):
         run("a.jsonl", "--out", "shards")
-    with locked(shards, shards), pytest.raises(InputError, match="another process is writing shards"):
+    with locked(shards, shards), refused("another process is writing shards"):
         run("a.jsonl", "--out", "shards")
     (folder / "empty").mkdir()
-    with pytest.raises(InputError, match="no source was named"):
+    with refused("no source was named"):
         run("--out", "c")
-    with pytest.raises(InputError, match="is a folder without"):
+    with refused("is a folder without"):
         run("empty", "--out", "c")
 
 
@@ -350,7 +351,7 @@ def test_texts_that_have_changed_are_not_gone_on_with(shards, folder, monkeypatc
         run("a.jsonl", "--out", "others", *PIECES[:2])
     for texts in (["other", *TEXTS[1:]], TEXTS[:30]):
         write_lines(folder / "a.jsonl", texts)
-        with pytest.raises(InputError, match="the texts are not those that others was begun with"):
+        with refused("the texts are not those that others was begun with"):
             run("a.jsonl", "--out", "others", *PIECES[:2])
 
 
@@ -365,7 +366,7 @@ def test_a_data_set_of_the_hub_is_that_of_one_commit(folder, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", download)
     monkeypatch.setattr("huggingface_hub.dataset_info", lambda name: SimpleNamespace(sha="f00"))
-    with pytest.raises(InputError, match=r"data set 'someone/texts' .* the newest is --revision f00$"):
+    with refused(r"data set 'someone/texts' .* the newest is --revision f00$"):
         run("someone/texts", "--out", "shards")
     run("someone/texts", "--out", "shards", "--revision", "f00")
     assert asked == [("someone/texts", "dataset", "f00")]

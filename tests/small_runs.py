@@ -28,10 +28,14 @@ def contents(folder):
     return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
 
 
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
 def losses(run):
     """Everything in metrics.jsonl that does not depend on the clock."""
-    names = ("step", "loss", "gradient_norm", "learning_rate", "val_loss", "exact_match")
-    return [{name: row[name] for name in names if name in row} for row in read_metrics(run / "metrics.jsonl")]
+    figures = ("step", "loss", "gradient_norm", "learning_rate", "val_loss", "exact_match")
+    return [{name: row[name] for name in figures if name in row} for row in read_metrics(run / "metrics.jsonl")]
 
 
 def lose(run, *steps):

@@ -195,7 +195,7 @@ def test_a_report_shows_nothing_of_data_that_is_not_the_runs(run, folder, capsys
 def test_a_finished_run_says_so_and_changes_nothing(run, capsys):
     before = contents(run)
     succeed(train, again())
-    assert "is complete" in capsys.readouterr().out
+    assert "is complete; --steps N continues it" in capsys.readouterr().out
     assert contents(run) == before
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 
 import jax
@@ -11,13 +12,14 @@ import numpy as np
 import optax
 import pytest
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.files import read_json
 from jax_tformer.runs import checkpoints as module
 from jax_tformer.runs.checkpoints import Checkpoints, find_damage, load_parameters, seal
 from jax_tformer.runs.checkpoints import restore as restore_from
 from tests.checkpoint_states import ABSTRACT, assert_same_bits, make_state, save_all
 from tests.damages import cut, every, link, pipe, write
 from tests.refusals import refused
+from tests.small_runs import names
 
 LOSSES = {10: 3.0, 20: 1.0, 30: 2.0}
 PARAMS = ABSTRACT["params"]
@@ -42,12 +44,8 @@ def save(folder, step, keep=9, **extra):
         checkpoints.save(step, make_state(step), extra)
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def snapshot(folder):
-    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in [folder, *folder.rglob("*")]}
+    return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in [folder, *folder.rglob("*")]}
 
 
 # What is saved is restored.
@@ -169,7 +167,7 @@ DAMAGES = [
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES)
 def test_falls_back_to_the_newest_intact_step(saved, damage, reason):
     damage(saved / "40")
-    before = {path: path.lstat().st_mtime_ns for path in saved.rglob("*")}
+    before = snapshot(saved)
     with Checkpoints(saved, 9) as checkpoints:
         restored = checkpoints.restore(ABSTRACT)
         assert restored.step == 30
@@ -179,7 +177,7 @@ def test_falls_back_to_the_newest_intact_step(saved, damage, reason):
         assert "\n" not in line
         with refused(r"step 40: "):
             checkpoints.restore(ABSTRACT, step=40)
-    assert {path: path.lstat().st_mtime_ns for path in saved.rglob("*")} == before
+    assert snapshot(saved) == before
 
 
 @pytest.mark.parametrize("damage", [flip_inside_array, cut(EXTRA)])
@@ -222,10 +220,8 @@ def test_passes_over_several_damaged_steps_and_junk_and_refuses_when_none_is_int
     ],
 )
 def test_another_configuration_is_refused_in_one_line(saved, changed, message):
-    with pytest.raises(InputError) as caught:
+    with refused(re.escape(message)):
         restore_from(saved, ABSTRACT | changed)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_lost_checkpoints_are_told_from_none(tmp_path):
@@ -257,7 +253,6 @@ def test_what_orbax_cannot_read_of_a_sealed_checkpoint(saved, error, monkeypatch
     monkeypatch.setattr(module, "orbax", Orbax)
     with refused(r"40 is not one of this library \((too deep|'shape'|a b).*\); use") as told:
         load_parameters(saved, PARAMS)
-    assert "\n" not in str(told.value)
     assert len(str(told.value)) < 500
 
 
@@ -290,7 +285,7 @@ def test_an_error_finishes_what_is_kept_and_drops_what_is_not(tmp_path, kept):
     with pytest.raises(ZeroDivisionError), checkpoints:
         raise ZeroDivisionError
     assert names(tmp_path / "checkpoints") == (["1"] if kept else [])
-    assert (json.loads(record.read_text()) == {"step": 1}) if kept else not record.exists()
+    assert (read_json(record) == {"step": 1}) if kept else not record.exists()
 
 
 def test_a_finished_step_is_on_the_disk_with_its_folders(tmp_path, monkeypatch):

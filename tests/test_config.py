@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 from functools import partial
@@ -11,7 +12,6 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.config import DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig
 from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
 from jax_tformer.files import from_dict, to_dict
@@ -121,10 +121,8 @@ CONTRADICTIONS = {
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(kind, fields, message):
-    with pytest.raises(InputError) as error:
+    with refused(re.escape(message)):
         kind(**fields)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("head", ["none", "classify_tokens"])
@@ -158,11 +156,8 @@ def test_presets_go_through_json(config):
 def test_damaged_json_is_refused_in_one_line(change, message):
     values = to_dict(EXPERIMENTS["dates"].config)
     change(values)
-    with pytest.raises(InputError) as error:
+    with refused(f"^config.json is not a valid ExperimentConfig.*{message}"):
         from_dict(ExperimentConfig, values, where="config.json")
-    assert message in str(error.value)
-    assert str(error.value).startswith("config.json is not a valid ExperimentConfig")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

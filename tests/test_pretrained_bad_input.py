@@ -126,7 +126,6 @@ def test_damaged_folders(original, damage, message, request, tmp_path):
     damage(folder)
     with refused(message) as error:
         load_pretrained(folder)
-    assert "\n" not in str(error.value)
     assert len(str(error.value)) < 5000
 
 
@@ -211,9 +210,8 @@ SINUSOIDAL = replace(CONFIG, decoder=replace(STACK, positions="sinusoidal_half",
 def test_what_cannot_be_saved(config, options, message, tmp_path):
     net = transformer(config)
     large = {"params": jax.tree.map(lambda leaf: jnp.full(leaf.shape, 1e9), net.shapes)}
-    with refused(message) as error:
+    with refused(message):
         save_pretrained(tmp_path / "new", net, **(large | options))
-    assert "\n" not in str(error.value)
     assert not list(tmp_path.iterdir())
 
 

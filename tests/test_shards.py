@@ -42,13 +42,6 @@ def pipeline_of(data, rows=None):
     return build_pipeline(data, TRAINING, build_tokenizer_for(data), rows)
 
 
-def complaint(data):
-    with pytest.raises(InputError) as caught:
-        pipeline_of(data)
-    assert "\n" not in str(caught.value)
-    return str(caught.value)
-
-
 @pytest.mark.parametrize(
     "write",
     [
@@ -103,17 +96,19 @@ def test_damage_is_named(write, damaged, change, told, tmp_path):
     write(tmp_path / "a.bin", IDS)
     path = tmp_path / damaged
     path.write_bytes(change(path.read_bytes()))
-    assert told in complaint(data_at(tmp_path))
+    with refused(told):
+        pipeline_of(data_at(tmp_path))
 
 
 def test_what_does_not_suit_is_said(tmp_path):
-    assert "does not exist" in complaint(data_at(tmp_path / "a.bin"))
+    with refused("does not exist"):
+        pipeline_of(data_at(tmp_path / "a.bin"))
     write_nanogpt(tmp_path / "val.bin", IDS)
-    assert "all shards are held out" in complaint(data_at(tmp_path))
+    with refused("all shards are held out"):
+        pipeline_of(data_at(tmp_path))
     write_nanogpt(tmp_path / "train.bin", IDS + 300)
-    (batch,) = [pipeline_of(data_at(tmp_path)).train[0]]
     with refused("a token has the id"):
-        check_batch_ids(batch, 257)
+        check_batch_ids(pipeline_of(data_at(tmp_path)).train[0], 257)
     for kind in (TokenizerConfig("characters"), TokenizerConfig("bpe", 300)):
         with refused("holds ids; expected the tokenizer that made them"):
             build_tokenizer_for(TextData(path=str(tmp_path), tokenizer=kind))

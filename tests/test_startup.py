@@ -111,9 +111,8 @@ def test_a_platform_that_is_not_there(platforms, error, said, monkeypatch):
 
     monkeypatch.setattr(jax, "devices", devices)
     monkeypatch.setenv("JAX_PLATFORMS", platforms)
-    with refused(said) as caught:
+    with refused(said):
         startup.set_up_jax(EXPERIMENTS["dates"].config.model)
-    assert "\n" not in str(caught.value)
 
 
 DAMAGED_CACHE = """

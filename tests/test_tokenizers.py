@@ -5,7 +5,6 @@ import json
 import os
 import random
 import string
-import tracemalloc
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -16,7 +15,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
-from jax_tformer.config.errors import InputError, require_ids
+from jax_tformer.config.errors import require_ids
 from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import tokenizers as ours
 from jax_tformer.data.pairs import shift_right
@@ -24,7 +23,9 @@ from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import load_text, split_text
 from jax_tformer.data.text import windows
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, build_tokenizer, check_vocabulary, load_tokenizer
+from tests.memory import traced_peak
 from tests.refusals import refused
+from tests.small_runs import names
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared" / "data"
 GPT2 = SHARED / "gpt2"
@@ -138,7 +139,7 @@ def test_save_and_load_keep_ids_and_roles(made, tmp_path):
     assert loaded.to_json() == made.to_json()
     for role in ("pad_id", "start_id", "end_id", "mask_id", "vocab_size"):
         assert getattr(loaded, role) == getattr(made, role)
-    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == ["tokenizer.json", "tokenizer_config.json"]
+    assert names(tmp_path / "run") == ["tokenizer.json", "tokenizer_config.json"]
 
 
 def roles(tokenizer):
@@ -261,12 +262,7 @@ def test_little_more_is_in_memory_than_the_text_and_its_ids(kind, tmp_path, monk
     training = TrainingConfig(batch_size=2, evaluate_batches=1)
     build_pipeline(data, training, build_tokenizer_for(data))  # what is imported and kept at the first time
     size = len(load_text(data).content)
-    tracemalloc.start()
-    try:
-        build_pipeline(data, training, build_tokenizer_for(data))
-        _, peak = tracemalloc.get_traced_memory()
-    finally:
-        tracemalloc.stop()
+    peak = traced_peak(lambda: build_pipeline(data, training, build_tokenizer_for(data)))
     # A byte for each of the text, two for its id; their array grows by an eighth.
     assert peak < 1.3 * 3 * size + 500_000
 
@@ -331,9 +327,8 @@ def test_a_hub_that_does_not_answer_is_said_in_one_line(revision, monkeypatch):
 
     monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
     monkeypatch.setattr("huggingface_hub.model_info", refuse)
-    with refused(r"hub did not give it \(ConnectionError\)") as caught:
+    with refused(r"hub did not give it \(ConnectionError\)"):
         build_tokenizer(TokenizerConfig("huggingface", name="someone/tokenizer", revision=revision), [], {})
-    assert "\n" not in str(caught.value)
 
 
 @pytest.mark.parametrize(
@@ -357,10 +352,8 @@ def test_a_damaged_tokenizer_is_named_in_one_line(tmp_path, name, content, messa
     (tmp_path / name).unlink()
     if content is not None:
         (tmp_path / name).write_text(content)
-    with pytest.raises(InputError) as caught:
+    with refused(message):
         load_tokenizer(tmp_path)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_require_ids_and_vocabulary():

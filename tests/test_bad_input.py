@@ -77,7 +77,7 @@ def test_a_pair_without_a_tab(refuse, folder):
         ("dates --mesh.context 2", "target_length is 11, which does not divide over 2 devices (--mesh.context)"),
         ("dates --data.path dates.txt", "dates needs no file"),
         ("dates --data.source-length 5", "at least"),
-        ("--model.vocab-size 100", "1024 ids and the model a vocabulary of 100"),
+        ("--model.vocab-size 1023", "1024 ids and the model a vocabulary of 1023"),
         ("--resume perhaps", "--resume"),
         ("--run nowhere --report", "there is no run in nowhere to report on"),
     ],

@@ -4,9 +4,7 @@ import json
 import shutil
 from dataclasses import replace
 from pathlib import Path
-from types import SimpleNamespace
 
-import huggingface_hub
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -155,39 +153,6 @@ def test_a_file_that_shrinks_while_it_is_read(whole, tmp_path, monkeypatch):
 def test_bad_arguments(name, options, message, whole):
     with refused(message):
         load_pretrained(name.format(whole=whole), **options)
-
-
-def test_names_without_a_network(monkeypatch):
-    def offline(*arguments, **options):
-        raise ConnectionError("no route")
-
-    monkeypatch.setattr(huggingface_hub, "model_info", offline)
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", offline)
-    for options in ({}, {"revision": "1234"}):
-        with refused(r"'some/gpt2' is no folder here and the .* hub did not give it \(Conn"):
-            load_pretrained("some/gpt2", **options)
-
-
-def test_names_on_the_hub(whole, tmp_path, monkeypatch):
-    """In the hub's cache the files of a commit are links to blobs beside it."""
-    blobs, snapshot = tmp_path / "models--some/blobs", tmp_path / "models--some/snapshots/1234"
-    shutil.copytree(whole, blobs)
-    snapshot.mkdir(parents=True)
-    for path in blobs.iterdir():
-        (snapshot / path.name).symlink_to(Path("../../blobs") / path.name)
-
-    def download(name, *, repo_type, revision, allow_patterns):
-        assert (repo_type, name, revision) == ("model", "some/gpt2", "1234")
-        assert {"config.json", "tokenizer.json", "model*.safetensors", INDEX} <= set(allow_patterns)
-        return str(snapshot)
-
-    monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub, "model_info", lambda name: SimpleNamespace(sha="1234"))
-    with refused("expected the commit to use; the newest is revision 1234"):
-        load_pretrained("some/gpt2")
-    net, _, tokenizer = load_pretrained("some/gpt2", revision="1234")
-    assert net.config == load_pretrained(whole)[0].config
-    assert tokenizer is not None
 
 
 SINUSOIDAL = replace(CONFIG, decoder=replace(STACK, positions="sinusoidal_half", max_positions=None))

@@ -1,12 +1,10 @@
 """Text to ids and back, for every kind of tokenizer, long texts too; and the ids that the articles print."""
 
-import dataclasses
 import json
 import os
 import random
 import string
 from pathlib import Path
-from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -15,14 +13,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, trainers
 
-from jax_tformer.config.errors import require_ids
 from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import tokenizers as ours
-from jax_tformer.data.pairs import shift_right
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import load_text, split_text
 from jax_tformer.data.text import windows
-from jax_tformer.data.tokenizers import Pieces, Tokenizer, build_tokenizer, check_vocabulary, load_tokenizer
+from jax_tformer.data.tokenizers import Pieces, Tokenizer, build_tokenizer, load_tokenizer
 from tests.memory import traced_peak
 from tests.refusals import refused
 from tests.small_runs import names
@@ -296,39 +292,14 @@ def test_input_errors():
 REVISION = "0123456789abcdef" * 2 + "01234567"
 
 
-def test_a_tokenizer_of_the_hub_is_that_of_one_commit(tmp_path, monkeypatch):
-    build_tokenizer(BYTES, [], END_OF_TEXT).save(tmp_path)
-    asked = []
-
-    def download(name, **options):
-        asked.append((name, options["revision"]))
-        return str(tmp_path)
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr("huggingface_hub.model_info", lambda name: SimpleNamespace(sha=REVISION))
-    hub = TokenizerConfig("huggingface", name="someone/tokenizer", revision=REVISION)
-    assert build_tokenizer(hub, [], {}).end_id == 256
-    with refused(rf"the newest is --data\.tokenizer\.revision {REVISION}$"):
-        build_tokenizer(dataclasses.replace(hub, revision=None), [], {})
+def test_a_revision_is_the_commit_of_a_hub_name(tmp_path):
     with refused("is a folder, which has no revision"):
-        build_tokenizer(dataclasses.replace(hub, name=str(tmp_path)), [], {})
-    assert asked == [("someone/tokenizer", REVISION)]
+        build_tokenizer(TokenizerConfig("huggingface", name=str(tmp_path), revision=REVISION), [], {})
     for wrong in ("main", REVISION[1:], REVISION.upper()):
         with refused(r"revision is '.*'; expected the commit of a hub name, 40 hex"):
-            dataclasses.replace(hub, revision=wrong)
+            TokenizerConfig("huggingface", name="someone/tokenizer", revision=wrong)
     with refused("expected the commit of a hub name"):
         TokenizerConfig("bytes", revision=REVISION)
-
-
-@pytest.mark.parametrize("revision", [REVISION, None])
-def test_a_hub_that_does_not_answer_is_said_in_one_line(revision, monkeypatch):
-    def refuse(*_, **__):
-        raise ConnectionError("first line\nsecond line")
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", refuse)
-    monkeypatch.setattr("huggingface_hub.model_info", refuse)
-    with refused(r"hub did not give it \(ConnectionError\)"):
-        build_tokenizer(TokenizerConfig("huggingface", name="someone/tokenizer", revision=revision), [], {})
 
 
 @pytest.mark.parametrize(
@@ -354,22 +325,6 @@ def test_a_damaged_tokenizer_is_named_in_one_line(tmp_path, name, content, messa
         (tmp_path / name).write_text(content)
     with refused(message):
         load_tokenizer(tmp_path)
-
-
-def test_require_ids_and_vocabulary():
-    require_ids(np.array([[0, 9]], np.int32), 10)
-    for wrong in (10, -1):
-        with refused(f"the id {wrong}; expected ids from 0 to 9"):
-            require_ids(np.array([[0, wrong]], np.int32), 10)
-    tokenizer = build_tokenizer(BYTES, [], {})
-    check_vocabulary(tokenizer, 256)
-    with refused("256 ids and the model a vocabulary of 255"):
-        check_vocabulary(tokenizer, 255)
-
-
-def test_shift_right():
-    assert shift_right(np.array([5, 6, 7]), 1).tolist() == [1, 5, 6]
-    assert shift_right(np.array([[5, 6], [8, 9]]), 1).tolist() == [[1, 5], [1, 8]]
 
 
 @pytest.mark.skipif(not SHARED.is_dir(), reason="needs ../shared/data")

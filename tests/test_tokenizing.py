@@ -11,7 +11,6 @@ import time
 from collections import deque
 from functools import partial
 from hashlib import sha256
-from types import SimpleNamespace
 
 import numpy as np
 import pyarrow
@@ -344,24 +343,6 @@ def test_texts_that_have_changed_are_not_gone_on_with(shards, folder, monkeypatc
         write_lines(folder / "a.jsonl", texts)
         with refused("the texts are not those that others was begun with"):
             run("a.jsonl --out others --data.held-out 0.1")
-
-
-def test_a_data_set_of_the_hub_is_that_of_one_commit(folder, monkeypatch):
-    (folder / "snapshot").mkdir()
-    write_parquet(folder / "snapshot" / "a.parquet")
-    asked = []
-
-    def download(name, **options):
-        asked.append((name, options["repo_type"], options["revision"]))
-        return "snapshot"
-
-    monkeypatch.setattr("huggingface_hub.snapshot_download", download)
-    monkeypatch.setattr("huggingface_hub.dataset_info", lambda name: SimpleNamespace(sha="f00"))
-    with refused(r"data set 'someone/texts' .* the newest is --revision f00$"):
-        run("someone/texts --out shards")
-    run("someone/texts --out shards --revision f00")
-    assert asked == [("someone/texts", "dataset", "f00")]
-    assert len(ids_in(folder / "shards", "train")[0]) > 1000
 
 
 def test_a_run_on_shards_goes_on_to_the_bit(shards, folder):

@@ -180,6 +180,12 @@ def append_token(rules: Rules, state: State, logits: Logits) -> State:
     )
 
 
+@jax.vmap
+def _take(of_prompt: Array, numbers: Int[Array, " w"]) -> Array:
+    """Takes, for each prompt, what has the given numbers."""
+    return of_prompt[numbers]
+
+
 class Sequences(NamedTuple):
     """W sequences of new tokens for each of B prompts, best first."""
 
@@ -193,8 +199,7 @@ class Sequences(NamedTuple):
 
     def take(self, numbers: Int[Array, "B w"]) -> "Sequences":
         """Returns the sequences with the given numbers, in that order."""
-        tokens = jnp.take_along_axis(self.tokens, numbers[:, :, None], axis=1)
-        return Sequences(tokens, *(jnp.take_along_axis(x, numbers, axis=1) for x in self[1:]))
+        return jax.tree.map(lambda x: _take(x, numbers), self)
 
     def best(self, count: int) -> "Sequences":
         """Returns the `count` sequences with the highest scores."""
@@ -314,8 +319,8 @@ def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> 
     running = longer._replace(scores=jnp.where(ends, _NEVER, scores), exist=longer.exist & ~ends)
     best = jax.lax.top_k(running.scores, width)[1]
     running = running.take(best)
-    rows = (jnp.take_along_axis(origins, best, axis=1) + width * jnp.arange(batch)[:, None]).reshape(-1)
-    token = jnp.take_along_axis(token, best, axis=1).reshape(-1)
+    rows = (_take(origins, best) + width * jnp.arange(batch)[:, None]).reshape(-1)
+    token = _take(token, best).reshape(-1)
 
     hoped = running.scores[:, 0] / _penalty(rules, _hoped_length(rules, length, limits), scores.dtype)
     # Any sequence is better than a free place.
@@ -344,7 +349,7 @@ def _penalty(rules: Rules, length: Int[Array, "*B"], dtype: jnp.dtype) -> Float[
     tokens = length.astype(dtype)
     if rules.length_penalty_form == "paper":
         tokens = (5 + tokens) / 6
-    return tokens ** rules.length_penalty.astype(dtype)
+    return tokens**rules.length_penalty
 
 
 def layers_apart(params: Params, *, rows: int | None = 1) -> Params:

@@ -113,10 +113,12 @@ def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rule
     values["suppress_tokens"] = tuple({*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)})
     values["bad_words_ids"] = tuple([-1] * (longest - len(word)) + [*word] for word in long)
     for name in [each.name for each in fields(Rules) if each.metadata != _STATIC]:
-        dtype = jnp.int32 if name.endswith(("_tokens", "_id", "_ids")) else jnp.result_type(float)
         unused = _WITHOUT_EFFECT.get(name, getattr(DecodingConfig, name, None))
-        used = values[name] is not None and values[name] != unused
-        values[name] = jnp.asarray(values[name], dtype) if used else None
+        value = values[name]
+        if value is not None and not name.endswith(("_tokens", "_id", "_ids")):
+            # Of a weak type, which takes that of the logits that it meets.
+            value = float(value)
+        values[name] = None if value is None or value == unused else jnp.asarray(value)
     return Rules(**values)
 
 
@@ -134,14 +136,14 @@ def process_logits(logits: Logits, rules: Rules, step: Step) -> Logits:
     logits = restrict(logits, rules, step)
     if rules.temperature is not None:
         # Makes the largest logit 0, so that it stays finite. XLA would treat temperatures below `tiny` as 0.
-        temperature = jnp.maximum(rules.temperature.astype(logits.dtype), np.finfo(logits.dtype).tiny)
+        temperature = jnp.maximum(rules.temperature, np.finfo(logits.dtype).tiny)
         logits = (logits - logits.max(-1, keepdims=True)) / temperature
     if rules.top_k is not None:
         logits = keep_top_k(logits, rules.top_k)
     if rules.top_p is not None:
-        logits = keep_top_p(logits, rules.top_p.astype(logits.dtype))
+        logits = keep_top_p(logits, rules.top_p)
     if rules.min_p is not None:
-        logits = keep_min_p(logits, rules.min_p.astype(logits.dtype))
+        logits = keep_min_p(logits, rules.min_p)
     return logits
 
 
@@ -152,7 +154,7 @@ def restrict(scores: Logits, rules: Rules, step: Step) -> Logits:
     """
     history = step.history
     if rules.repetition_penalty is not None:
-        scores = penalize_repetition(scores, history.tokens, rules.repetition_penalty.astype(scores.dtype))
+        scores = penalize_repetition(scores, history.tokens, rules.repetition_penalty)
     scores = forbid_ngrams(scores, history, history.tokens, rules.no_repeat_ngram_size)
     scores = forbid_ngrams(scores, history, history.source, rules.encoder_no_repeat_ngram_size)
     if rules.bad_words_ids is not None:

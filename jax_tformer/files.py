@@ -289,7 +289,8 @@ def _finite(kind: type[float], digits: str) -> float:
 
 
 def changed_fields(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """The fields in which two configs (as dicts) differ, each with both values: `{"model.d_model": (256, 512)}`."""
+    """The fields in which two configs, or dicts, differ, each with both values: `{"model.d_model": (256, 512)}`."""
+    old, new = (to_dict(values) if dataclasses.is_dataclass(values) else values for values in (old, new))
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {prefix: (old, new)}
     changed: dict[str, tuple[Any, Any]] = {}
@@ -310,7 +311,7 @@ def list_files(folder: Path) -> str:
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """One line for each field in which two configs (as dicts) differ: `model.d_model: 256 -> 512`."""
+    """One line for each field in which two configs, or dicts, differ: `model.d_model: 256 -> 512`."""
     return [
         f"{name}: {json.dumps(before)} -> {json.dumps(now)}" for name, (before, now) in changed_fields(old, new).items()
     ]

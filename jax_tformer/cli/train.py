@@ -34,7 +34,7 @@ from jax_tformer.config.experiment import (
     TokenizerConfig,
 )
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
-from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
+from jax_tformer.files import changed_fields, require_new_folder, shortened, user_path
 from jax_tformer.startup import set_malloc
 from jax_tformer.terminal import Interruption, as_called, given_flags, parse, say
 
@@ -411,7 +411,7 @@ def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: E
     """Raises InputError unless there is a run to report on, and flags change only its samples and paths."""
     if run is None:
         raise InputError(f"there is no run in {folder.path} to report on; expected --run with a folder that holds one")
-    changed = changed_fields(to_dict(run), to_dict(wanted))
+    changed = changed_fields(run, wanted)
     others = [name for name in changed if not name.startswith("sample.") and name not in _PLACES]
     require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
 
@@ -420,7 +420,7 @@ def _own_settings(run: ExperimentConfig, name: str, flags: Mapping[str, str]) ->
     """Returns a note about settings in which the run differs from the named experiment and no flag repeats."""
     own = [
         f"{field} {json.dumps(value)}"
-        for field, (_, value) in changed_fields(to_dict(EXPERIMENTS[name].config), to_dict(run)).items()
+        for field, (_, value) in changed_fields(EXPERIMENTS[name].config, run).items()
         if f"--{field.replace('_', '-')}" not in flags and field not in ("model.vocab_size", *_PLACES)
     ]
     return [f"the run keeps its own settings where {name} has others: {shortened(own)}"] if own else []

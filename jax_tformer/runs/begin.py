@@ -113,7 +113,7 @@ def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
 def require_same_architecture(experiment: ExperimentConfig, begun: ExperimentConfig) -> None:
     """Raises InputError if flags have changed what the checkpoint decides; `begun` is what `experiment_from` said."""
     free = {name: getattr(experiment.model, name) for name in _FREE}
-    changed = changed_fields(to_dict(replace(begun.model, **free)), to_dict(experiment.model))
+    changed = changed_fields(replace(begun.model, **free), experiment.model)
     told = [f"model.{name} is {asked!r} and there {there!r}" for name, (there, asked) in changed.items()]
     require(
         not told,
@@ -177,7 +177,7 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
     """
     if run is None:
         return {}, []
-    fields = changed_fields(to_dict(run), to_dict(wanted))
+    fields = changed_fields(run, wanted)
     meanings = dict(_MEANINGS)
     if run.optimizer.schedule not in ("constant", "inverse_sqrt"):
         meanings["training.steps"] = _FALLING

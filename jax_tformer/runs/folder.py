@@ -175,7 +175,7 @@ class RunFolder:
         if isinstance(recorded, dict):
             then = from_dict(TransformerConfig, recorded.get("model"), where=f"the config {made}")
             now = replace(self.read_config().model, compute=then.compute)
-            changed = differences({"model": to_dict(then)}, {"model": to_dict(now)})
+            changed = differences({"model": then}, {"model": now})
             require(not changed, f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
         for kind, digests in self.digests().items():
             recorded = extra.get(kind)

@@ -224,6 +224,25 @@ def test_a_gradient_that_is_cut_behind_an_activation_is_named_where_it_is_cut():
     assert found.sure
 
 
+def test_a_gradient_that_is_cut_in_layers_of_the_same_lines_is_named_where_it_is_cut():
+    """What the first layer is handed is then what the last one is, so that numbers do not tell the two apart."""
+
+    def layers(p, x, h):
+        for name in ("up", "positions"):
+            read = jax.lax.stop_gradient(jnp.tanh(h))
+            h = h + read @ p[name].T
+        return h
+
+    def layers_there(m, x, h):
+        for layer in (m.up, m.positions):
+            h = h + torch.tanh(h) @ layer.weight.T
+        return h
+
+    found = first_difference(partial(ours, layers), Module(layers_there), WEIGHTS, [NUMBERS])
+    assert found.ours.source == "read = jax.lax.stop_gradient(jnp.tanh(h))", str(found)
+    assert found.sure
+
+
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_right_ports_stay_the_same(scale):
     module = Module(lambda m, x, h: m.norm(h))

@@ -343,7 +343,8 @@ def _origin(experiments: Experiments, i: int, j: int) -> tuple[int, int, bool]:
         elif values.copies(i) and here and not _has_part(values.array(here[0]), other.array(j)):
             i = here[0]
         else:
-            return i, j, together and all(k in values.equal for k in here)
+            known = all(k in values.equal for k in here)
+            return i, j, known and (together or j in values.equals(here))
 
 
 def _has_part(table: np.ndarray | None, part: np.ndarray | None) -> bool:

@@ -330,21 +330,25 @@ def _origin(experiments: Experiments, i: int, j: int) -> tuple[int, int, bool]:
     def told(of: Values, number: int) -> list[int]:
         return [k for k in of.rows[number].inputs if of.rows[k].features is not None]
 
-    together = True
+    told_of, together = (i, j), True
     while True:
         here, there = told(values, i), told(other, j)
         pairs = (pair for pair in product((*here, i), (*there, j)) if pair != (i, j))
         mended = next((pair for pair in pairs if _with_table(experiments, *pair) is not None), None)
         if mended is not None:
-            alone = (mended[0] == i and not other.copies(j)) or (mended[1] == j and not values.copies(i))
-            both = i not in mended and j not in mended
-            together = both or (together and not alone)
+            k, m = mended
+            alone = (k == i and not other.copies(j)) or (m == j and not values.copies(i))
+            together = (k != i and m != j) or (together and not alone)
             i, j = mended
         elif values.copies(i) and here and not _has_part(values.array(here[0]), other.array(j)):
             i = here[0]
         else:
             known = all(k in values.equal for k in here)
-            return i, j, known and (together or j in values.equals(here))
+            return *told_of, known and (together or j in values.equals(here))
+        # A function that is called where the other side has one line is told of by the call.
+        calls = len(values.rows[i].place.chain) > len(values.rows[told_of[0]].place.chain)
+        if not calls or other.rows[j].place[:2] != other.rows[told_of[1]].place[:2]:
+            told_of = i, j
 
 
 def _has_part(table: np.ndarray | None, part: np.ndarray | None) -> bool:

@@ -129,15 +129,16 @@ def test_damaged_folders(original, damage, message, request, tmp_path):
     assert len(str(error.value)) < 5000
 
 
-def test_a_file_that_shrinks_while_it_is_read(whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("change", [cut(WEIGHTS, 900), lambda folder: (folder / WEIGHTS).touch()], ids=["cut", "new"])
+def test_a_file_that_changes_while_it_is_read(change, whole, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     placed = pretrained._placed
 
-    def shrink(*given):
-        cut(WEIGHTS, 900)(folder)
+    def interrupted(*given):
+        change(folder)
         return placed(*given)
 
-    monkeypatch.setattr(pretrained, "_placed", shrink)
+    monkeypatch.setattr(pretrained, "_placed", interrupted)
     with pytest.raises(InputError, match="changed while it was read"):
         load_pretrained(folder)
 

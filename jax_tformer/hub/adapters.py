@@ -11,12 +11,11 @@ several of our projections are one fused matrix there (GPT-2's c_attn), it has o
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import einops
 import jax
 import numpy as np
 import safetensors
@@ -88,13 +87,14 @@ class Module(NamedTuple):
     def split(self, b: np.ndarray) -> list[np.ndarray]:
         """Splits a B into those of our projections."""
         laid = b.T if self.inputs_first else b
-        return list(einops.rearrange(laid, self.place.axes, n=len(self.parts), **self.place.sizes))
+        return [part.reshape(-1, b.shape[1]) for part in self.place.split(laid)]
 
-    def fuse(self, parts: Iterable[np.ndarray]) -> np.ndarray:
+    def fuse(self, parts: Collection[np.ndarray]) -> np.ndarray:
         """Inverts `split`."""
-        before, after = self.place.axes.split(" -> ")
-        laid = einops.rearrange(np.stack(list(parts)), f"{after} -> {before}", **self.place.sizes)
-        return np.ascontiguousarray(laid.T if self.inputs_first else laid)
+        first, *_ = parts
+        b = np.empty((len(parts) * len(first), first.shape[1]), first.dtype)
+        self.place.fill(b.T if self.inputs_first else b, parts)
+        return b
 
 
 def save_adapters(

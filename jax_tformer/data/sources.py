@@ -186,21 +186,20 @@ def read_lines(path: Path) -> Iterator[str]:
 def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, str]]:
     """Yields the objects of a file, one per line; raises InputError if one has no text in one of the `fields`."""
     for number, line in enumerate(read_lines(path), 1):
-        where = f"{path}, line {number:,}"
         try:
             record = json.loads(line)
-        except (ValueError, RecursionError) as error:
-            raise InputError(f"{where}: not JSON ({error}); expected one JSON object a line") from error
-        for field in fields:
-            wanted = " and ".join(f'"{name}"' for name in fields)
-            require(
-                isinstance(record, dict) and isinstance(record.get(field), str),
-                f'{where}: no text under "{field}"; expected an object with a string under {wanted}',
-            )
-            try:
+            for field in fields:
                 record[field].encode()
-            except UnicodeEncodeError as error:  # JSON escapes can spell half of a surrogate pair
-                raise InputError(f'{where}: a lone surrogate under "{field}"; expected valid Unicode') from error
+        except UnicodeEncodeError as error:  # JSON escapes can spell half of a surrogate pair
+            told = f'a lone surrogate under "{field}"; expected valid Unicode'
+            raise InputError(f"{path}, line {number:,}: {told}") from error
+        except (ValueError, RecursionError) as error:
+            told = f"not JSON ({error}); expected one JSON object a line"
+            raise InputError(f"{path}, line {number:,}: {told}") from error
+        except (TypeError, LookupError, AttributeError) as error:
+            wanted = " and ".join(f'"{name}"' for name in fields)
+            told = f'no text under "{field}"; expected an object with a string under {wanted}'
+            raise InputError(f"{path}, line {number:,}: {told}") from error
         yield record
 
 
@@ -214,7 +213,7 @@ class Document(NamedTuple):
     @property
     def is_empty(self) -> bool:
         """Whether it has nothing but white space."""
-        return not any(map(str.strip, Pieces(self.blocks)))
+        return not any(str(block, "utf-8", "replace").strip() for block in self.blocks)
 
 
 def documents(path: Path, field: str = "text") -> Iterator[Document]:

@@ -87,24 +87,25 @@ def _groups(
     waiting = 0
     seen = b""
     number = 0
-    counts = np.zeros((2, 2), int)
+    counts = [[0, 0] for _ in PARTS]
 
     def group() -> _Group:
-        return _Group(texts, {"groups": number, "seen": seen.hex(), "counts": counts.tolist()})
+        return _Group(texts, {"groups": number, "seen": seen.hex(), "counts": [*map(list, counts)]})
 
     for path in files:
         left = path.stat().st_size
         for pieces, hashed, size in read_documents(path, config):
             part = int(is_held_out(hashed, config.held_out))
             seen = sha256(seen + hashed).digest()
-            counts[part] += 1, size
+            counts[part][0] += 1
+            counts[part][1] += size
             for begin, piece in enumerate(pieces if can_be_cut else ["".join(pieces)]):
                 texts.append((part, not begin, piece))
                 waiting += len(piece)
-                # Compressed text is longer than its file.
-                advance(read := min(left, len(piece)))
-                left -= read
                 if waiting >= _TOGETHER:
+                    # Compressed text is longer than its file.
+                    advance(read := min(left, waiting))
+                    left -= read
                     number += 1
                     yield group()
                     texts = []
@@ -120,13 +121,13 @@ def _loaded(folder: Path) -> Tokenizer:
 
 
 def _encode(folder: Path, texts: Sequence[tuple[int, bool, str]]) -> list[np.ndarray]:
-    """Returns the ids of each part, int32[N]; what separates documents stands before each."""
+    """Returns the ids of each part, `id_type`[N]; what separates documents stands before each."""
     tokenizer = _loaded(folder)
     begin = np.array(tokenizer.separator, np.int32)
     found = [[np.empty(0, np.int32)] for _ in PARTS]
     for (part, begins, _), ids in zip(texts, tokenizer.encode_batch([text for *_, text in texts]), strict=True):
         found[part] += [begin, ids] if begins else [ids]
-    return [np.concatenate(ids) for ids in found]
+    return [np.concatenate(ids, dtype=tokenizer.id_type, casting="unsafe") for ids in found]
 
 
 def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config: ShardsConfig, workers: int) -> str:

@@ -182,7 +182,7 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
         return {}, []
     fields = changed_fields(to_dict(run), to_dict(wanted))
     meanings = dict(_MEANINGS)
-    if run.optimizer.schedule in ("cosine", "linear", "warmup_stable_decay"):
+    if run.optimizer.schedule not in ("constant", "inverse_sqrt"):
         meanings["training.steps"] = _FALLING
     notes = []
     refused = []

@@ -10,7 +10,7 @@ import pytest
 from jax_tformer import __main__ as console
 from jax_tformer.cli import generate, train
 from jax_tformer.terminal import run_program
-from tests.small_runs import TEXT, TINY, as_input, contents
+from tests.small_runs import TEXT, TINY, as_input, contents, succeed
 
 
 @pytest.fixture
@@ -30,9 +30,9 @@ PROGRAMS = {
 def refuse(folder, monkeypatch, capsys):
     """Runs a program that must refuse, with status 2 and one line, and leave the folder as it was; returns the line."""
 
-    def run(*arguments, program="train.py", typed=""):
+    def run(command, *more, program="train.py", typed=""):
         before = contents(folder)
-        monkeypatch.setattr(sys, "argv", [program, *arguments])
+        monkeypatch.setattr(sys, "argv", [program, *command.split(), *more])
         monkeypatch.setattr(sys, "stdin", as_input(typed))
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
@@ -51,7 +51,7 @@ def finished(tmp_path_factory):
     """A finished run of two steps."""
     folder = tmp_path_factory.mktemp("finished")
     (folder / "text.txt").write_text(TEXT)
-    assert train.main(["text", "--data.path", str(folder / "text.txt"), "--run", str(folder / "run"), *TINY]) == 0
+    succeed(train, f"text --data.path {folder}/text.txt --run {folder}/run {TINY}")
     return folder
 
 

@@ -8,10 +8,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
-    *("python-docs", "--steps", "6", "--training.batch-size", "8", "--training.log-every", "1"),
-    *("--training.evaluate-every", "3", "--training.evaluate-batches", "2", "--data.tokenizer.kind", "bytes"),
-    *("--data.tokenizer.vocab-size", "None", "--model.d-model", "32", "--data.context-length", "16"),
-    *("--model.compute.dtype", "float64", "--model.compute.parameter-dtype", "float64", "--mesh.fsdp", "4"),
+    "python-docs --steps 6 --training.batch-size 8 --training.log-every 1 --training.evaluate-every 3 "
+    "--training.evaluate-batches 2 --data.tokenizer.kind bytes --data.tokenizer.vocab-size None --model.d-model 32 "
+    "--data.context-length 16 --model.compute.dtype float64 --model.compute.parameter-dtype float64 --mesh.fsdp 4"
 )
 
 
@@ -55,7 +54,7 @@ def flags(where):
     return [f"--distributed.{name}={value}" for name, value in where.items()]
 
 
-def train(run, count, devices, *more, limits=None):
+def train(run, count, devices, more="", limits=None):
     """Starts train.py in `count` processes, in the folder `run`."""
-    command = [ROOT / "train.py", *SMALL, "--run", run]
-    return together(count, devices, lambda where: [*command, *flags(where), *more], limits)
+    command = [ROOT / "train.py", *SMALL.split(), *more.split(), "--run", run]
+    return together(count, devices, lambda where: [*command, *flags(where)], limits)

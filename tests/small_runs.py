@@ -2,18 +2,21 @@
 
 import io
 import shutil
-from pathlib import Path
 
 from jax_tformer.runs.metrics import read_metrics
 
 TEXT = "It was a bright cold day in April, and the clocks were striking thirteen. " * 40
 
-TINY = [
-    *("--model.d-model", "16", "--model.decoder.num-layers", "1", "--model.decoder.num-heads", "2"),
-    *("--model.decoder.feedforward-width", "16", "--data.context-length", "8", "--data.tokenizer.kind", "characters"),
-    *("--data.tokenizer.vocab-size", "None", "--training.steps", "2", "--training.batch-size", "2"),
-    *("--training.evaluate-batches", "1", "--sample.max-new-tokens", "4", "--sample.count", "1"),
-]
+TINY = (
+    "--model.d-model 16 --model.decoder.num-layers 1 --model.decoder.num-heads 2 --model.decoder.feedforward-width 16 "
+    "--data.context-length 8 --data.tokenizer.kind characters --data.tokenizer.vocab-size None --training.steps 2 "
+    "--training.batch-size 2 --training.evaluate-batches 1 --sample.max-new-tokens 4 --sample.count 1"
+)
+
+
+def succeed(program, command, *more):
+    """Runs a program, such as train, in this process, as from a command line; it must end well."""
+    assert program.main([*command.split(), *map(str, more)]) == 0
 
 
 def as_input(typed):
@@ -25,10 +28,14 @@ def contents(folder):
     return {str(path): path.read_bytes() if path.is_file() else b"" for path in sorted(folder.rglob("*"))}
 
 
+def names(folder):
+    return sorted(path.name for path in folder.iterdir())
+
+
 def losses(run):
     """Everything in metrics.jsonl that does not depend on the clock."""
-    names = ("step", "loss", "gradient_norm", "learning_rate", "val_loss", "exact_match")
-    return [{name: row[name] for name in names if name in row} for row in read_metrics(run / "metrics.jsonl")]
+    figures = ("step", "loss", "gradient_norm", "learning_rate", "val_loss", "exact_match")
+    return [{name: row[name] for name in figures if name in row} for row in read_metrics(run / "metrics.jsonl")]
 
 
 def lose(run, *steps):
@@ -45,6 +52,6 @@ def lose_checkpoints(run):
         (run / name).unlink(missing_ok=True)
 
 
-def again(*changes):
+def again(changes=""):
     """The command that made the run."""
-    return ["text", "--data.path", str(Path("text.txt")), "--run", "run", *TINY, *changes]
+    return f"text --data.path text.txt --run run {TINY} {changes}"

@@ -8,13 +8,13 @@ import jax
 import pytest
 
 from jax_tformer import ARCHITECTURES, startup
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import PairData, TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import sources, text, tokenizers
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.text import token_stream
 from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer
 from jax_tformer.files import bound_cache, cache_folder, kept
+from tests.refusals import refused
 
 TEXT = "".join(f"{n} bottles of beer on the wall, “Ça va”, 日本語, take {n * n} down.\n" for n in range(1000))
 BPE = TokenizerConfig("bpe", 300)
@@ -155,7 +155,7 @@ def test_without_a_place_to_write_there_is_only_no_cache(place, folder, tmp_path
     elif place == "no home":
         monkeypatch.delenv("XDG_CACHE_HOME")
         monkeypatch.setattr(os.path, "expanduser", lambda path: path)
-        with pytest.raises(InputError, match="no home folder for the cache; set XDG_CACHE_HOME"):
+        with refused("no home folder for the cache; set XDG_CACHE_HOME"):
             cache_folder()
     elif place == "its file":
         kept(["key"], lambda: MADE)
@@ -223,5 +223,5 @@ def test_programs_begin_within_the_bound(folder, monkeypatch):
 @pytest.mark.parametrize("given", ["1e9", "-1", "4 GB", "²"])
 def test_a_bound_that_is_no_number_is_refused(given, monkeypatch):
     monkeypatch.setenv("JAX_TFORMER_CACHE_BYTES", given)
-    with pytest.raises(InputError, match=r"JAX_TFORMER_CACHE_BYTES is .*; expected a whole number of bytes"):
+    with refused(r"JAX_TFORMER_CACHE_BYTES is .*; expected a whole number of bytes"):
         kept(["key"], lambda: MADE)

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 import shutil
 
 import jax
@@ -11,12 +12,14 @@ import numpy as np
 import optax
 import pytest
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.files import read_json
 from jax_tformer.runs import checkpoints as module
 from jax_tformer.runs.checkpoints import Checkpoints, find_damage, load_parameters, seal
 from jax_tformer.runs.checkpoints import restore as restore_from
 from tests.checkpoint_states import ABSTRACT, assert_same_bits, make_state, save_all
 from tests.damages import cut, every, link, pipe, write
+from tests.refusals import refused
+from tests.small_runs import names
 
 LOSSES = {10: 3.0, 20: 1.0, 30: 2.0}
 PARAMS = ABSTRACT["params"]
@@ -41,12 +44,8 @@ def save(folder, step, keep=9, **extra):
         checkpoints.save(step, make_state(step), extra)
 
 
-def names(folder):
-    return sorted(path.name for path in folder.iterdir())
-
-
 def snapshot(folder):
-    return {str(path): (path.stat().st_mtime_ns, path.stat().st_size) for path in [folder, *folder.rglob("*")]}
+    return {path: (path.lstat().st_mtime_ns, path.lstat().st_size) for path in [folder, *folder.rglob("*")]}
 
 
 # What is saved is restored.
@@ -78,7 +77,7 @@ def test_restores_the_same_bits_and_tree_and_writes_nothing(saved):
     assert snapshot(saved) == before
     with Checkpoints(absent, 1) as checkpoints:
         assert (checkpoints.steps(), checkpoints.restore(ABSTRACT)) == ([], None)
-    with pytest.raises(InputError, match="no checkpoint in"):
+    with refused("no checkpoint in"):
         load_parameters(absent, PARAMS)
     assert not absent.exists()
 
@@ -111,11 +110,11 @@ def test_the_best_and_any_other_step_can_be_had(saved):
         restored = load_parameters(saved, PARAMS, step)
         assert (restored.step, restored.skipped) == (expected, ())
         assert_same_bits(restored.state, make_state(expected)["params"])
-    with pytest.raises(InputError, match=r"no checkpoint of step 25 .* are 10, 20, 30, 40$"):
+    with refused(r"no checkpoint of step 25 .* are 10, 20, 30, 40$"):
         load_parameters(saved, PARAMS, 25)
     for step in "10", "20", "30":
         shutil.rmtree(saved / step)
-    with pytest.raises(InputError, match=r"has a held-out loss to be the best by; the steps there are 40$"):
+    with refused(r"has a held-out loss to be the best by; the steps there are 40$"):
         load_parameters(saved, PARAMS, "best")
 
 
@@ -168,7 +167,7 @@ DAMAGES = [
 @pytest.mark.parametrize(("damage", "reason"), DAMAGES)
 def test_falls_back_to_the_newest_intact_step(saved, damage, reason):
     damage(saved / "40")
-    before = {path: path.lstat().st_mtime_ns for path in saved.rglob("*")}
+    before = snapshot(saved)
     with Checkpoints(saved, 9) as checkpoints:
         restored = checkpoints.restore(ABSTRACT)
         assert restored.step == 30
@@ -176,9 +175,9 @@ def test_falls_back_to_the_newest_intact_step(saved, damage, reason):
         (line,) = restored.skipped
         assert all(part in line for part in ("step 40", reason, str(saved)))
         assert "\n" not in line
-        with pytest.raises(InputError, match=r"step 40: "):
+        with refused(r"step 40: "):
             checkpoints.restore(ABSTRACT, step=40)
-    assert {path: path.lstat().st_mtime_ns for path in saved.rglob("*")} == before
+    assert snapshot(saved) == before
 
 
 @pytest.mark.parametrize("damage", [flip_inside_array, cut(EXTRA)])
@@ -189,7 +188,7 @@ def test_a_damaged_best_is_passed_over(saved, damage):
     assert "step 20" in restored.skipped[0]
     for step in ("10", "30"):
         shutil.rmtree(saved / step)
-    with pytest.raises(InputError, match=r"only damaged checkpoints .*step 20.* the steps there are 20, 40"):
+    with refused(r"only damaged checkpoints .*step 20.* the steps there are 20, 40"):
         load_parameters(saved, PARAMS, "best")
 
 
@@ -204,7 +203,7 @@ def test_passes_over_several_damaged_steps_and_junk_and_refuses_when_none_is_int
     for step in ("10", "20"):
         cut_data(saved / step)
     before = snapshot(saved)
-    with pytest.raises(InputError, match=r"found only damaged checkpoints .*step 40: .*step 10: .* deleted nothing"):
+    with refused(r"found only damaged checkpoints .*step 40: .*step 10: .* deleted nothing"):
         restore_from(saved, ABSTRACT)
     assert snapshot(saved) == before
 
@@ -221,10 +220,8 @@ def test_passes_over_several_damaged_steps_and_junk_and_refuses_when_none_is_int
     ],
 )
 def test_another_configuration_is_refused_in_one_line(saved, changed, message):
-    with pytest.raises(InputError) as caught:
+    with refused(re.escape(message)):
         restore_from(saved, ABSTRACT | changed)
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
 
 
 def test_lost_checkpoints_are_told_from_none(tmp_path):
@@ -232,7 +229,7 @@ def test_lost_checkpoints_are_told_from_none(tmp_path):
     assert checkpoints.restore(ABSTRACT) is None
     for content, known in (('{"step": 7}', "step 7"), ("[" * 100_000, "one"), ("", "one")):
         (tmp_path / "saved.json").write_text(content)
-        with pytest.raises(InputError, match=f"holds no checkpoint, although {known} was saved there"):
+        with refused(f"holds no checkpoint, although {known} was saved there"):
             checkpoints.restore(ABSTRACT)
 
 
@@ -243,7 +240,7 @@ def test_lost_checkpoints_are_told_from_none(tmp_path):
 def test_a_stranger_sealed_what_save_did_not_make(saved, content, message):
     (saved / "40" / EXTRA).write_text(content)
     seal(saved / "40")
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         load_parameters(saved, PARAMS)
 
 
@@ -254,9 +251,8 @@ def test_what_orbax_cannot_read_of_a_sealed_checkpoint(saved, error, monkeypatch
             raise error
 
     monkeypatch.setattr(module, "orbax", Orbax)
-    with pytest.raises(InputError, match=r"40 is not one of this library \((too deep|'shape'|a b).*\); use") as told:
+    with refused(r"40 is not one of this library \((too deep|'shape'|a b).*\); use") as told:
         load_parameters(saved, PARAMS)
-    assert "\n" not in str(told.value)
     assert len(str(told.value)) < 500
 
 
@@ -270,7 +266,7 @@ def test_a_failure_in_the_background_is_raised(tmp_path, monkeypatch, ask, given
     with monkeypatch.context() as patch:
         patch.setattr(module, "seal", lambda folder: os.stat(folder / "gone"))
         checkpoints.save(2, make_state(2), {})
-        with pytest.raises(InputError, match=r"step 2 could not be written .* older checkpoints are untouched"):
+        with refused(r"step 2 could not be written .* older checkpoints are untouched"):
             getattr(checkpoints, ask)(*given)
     assert names(tmp_path) == ["1"]
     save(tmp_path, 2, keep=1)
@@ -289,7 +285,7 @@ def test_an_error_finishes_what_is_kept_and_drops_what_is_not(tmp_path, kept):
     with pytest.raises(ZeroDivisionError), checkpoints:
         raise ZeroDivisionError
     assert names(tmp_path / "checkpoints") == (["1"] if kept else [])
-    assert (json.loads(record.read_text()) == {"step": 1}) if kept else not record.exists()
+    assert (read_json(record) == {"step": 1}) if kept else not record.exists()
 
 
 def test_a_finished_step_is_on_the_disk_with_its_folders(tmp_path, monkeypatch):
@@ -358,7 +354,7 @@ def test_an_interrupted_deletion_leaves_no_half_step(saved, monkeypatch):
         raise OSError("interrupted")
 
     monkeypatch.setattr(shutil, "rmtree", interrupt)
-    with pytest.raises(InputError, match="interrupted"):
+    with refused("interrupted"):
         save(saved, 50, keep=1)
     left = [path for path in saved.iterdir() if path.name.isdigit()]
     assert saved / "50" in left

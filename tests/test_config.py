@@ -3,6 +3,7 @@
 import dataclasses
 import json
 import math
+import re
 import subprocess
 import sys
 from functools import partial
@@ -11,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.config import DropoutConfig, LoraConfig, RotaryConfig, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig
 from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
 from jax_tformer.files import from_dict, to_dict
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[1]
 
@@ -120,10 +121,8 @@ CONTRADICTIONS = {
     ],
 )
 def test_what_cannot_be_is_refused_in_one_line(kind, fields, message):
-    with pytest.raises(InputError) as error:
+    with refused(re.escape(message)):
         kind(**fields)
-    assert message in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize("head", ["none", "classify_tokens"])
@@ -131,7 +130,7 @@ def test_training_needs_a_head_that_predicts_tokens(head):
     config = EXPERIMENTS["masked-docs"].config
     classes = None if head == "none" else 3
     model = dataclasses.replace(config.model, head=head, classes=classes, tied_head=False, head_bias=False)
-    with pytest.raises(InputError, match=f"head is '{head}'; training needs"):
+    with refused(f"head is '{head}'; training needs"):
         dataclasses.replace(config, model=model)
 
 
@@ -157,11 +156,8 @@ def test_presets_go_through_json(config):
 def test_damaged_json_is_refused_in_one_line(change, message):
     values = to_dict(EXPERIMENTS["dates"].config)
     change(values)
-    with pytest.raises(InputError) as error:
+    with refused(f"^config.json is not a valid ExperimentConfig.*{message}"):
         from_dict(ExperimentConfig, values, where="config.json")
-    assert message in str(error.value)
-    assert str(error.value).startswith("config.json is not a valid ExperimentConfig")
-    assert "\n" not in str(error.value)
 
 
 @pytest.mark.parametrize(

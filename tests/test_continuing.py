@@ -14,18 +14,19 @@ import pytest
 
 from jax_tformer.cli import generate, train
 from jax_tformer.cli.train import train_options
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.files import read_json
 from jax_tformer.runs.begin import permitted_changes
 from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.runs.folder import RunFolder, load_trained, parse_checkpoint
 from jax_tformer.runs.metrics import read_metrics
-from tests.small_runs import TEXT, TINY, contents, lose, losses
+from tests.refusals import refused
+from tests.small_runs import TEXT, TINY, contents, lose, losses, names, succeed
 
-FLAGS = [
-    *(*TINY, "--data.tokenizer.kind", "bytes", "--model.dropout.residual", "0.1", "--optimizer.schedule", "constant"),
-    *("--training.log-every", "1", "--training.evaluate-every", "2"),
-]
+FLAGS = (
+    f"{TINY} --data.tokenizer.kind bytes --model.dropout.residual 0.1 --optimizer.schedule constant "
+    "--training.log-every 1 --training.evaluate-every 2"
+)
 
 
 @pytest.fixture(scope="module")
@@ -33,14 +34,14 @@ def begin(tmp_path_factory):
     """Trains on a text in a folder, as flags say."""
     text = tmp_path_factory.mktemp("text") / "text.txt"
     text.write_text(TEXT)
-    return lambda run, *flags: train.main(["text", "--data.path", str(text), "--run", str(run), *FLAGS, *flags])
+    return lambda run, flags: succeed(train, f"text --data.path {text} --run {run} {FLAGS} {flags}")
 
 
 @pytest.fixture(scope="module")
 def ended(begin, tmp_path_factory):
     """A run of four steps."""
     run = tmp_path_factory.mktemp("ended") / "run"
-    assert begin(run, "--steps", "4") == 0
+    begin(run, "--steps 4")
     return run
 
 
@@ -50,18 +51,13 @@ def run(ended, tmp_path):
     return shutil.copytree(ended, tmp_path / "run")
 
 
-def read(path):
-    return json.loads(path.read_text())
-
-
 @pytest.mark.parametrize("name", ["lion", "adafactor", "muon", "sgd"])
 def test_every_optimizer_goes_on_where_it_was(begin, tmp_path, name):
-    run = tmp_path / "run"
-    flags = ["--optimizer.name", name, "--steps", "4", "--training.checkpoint-every", "2"]
-    assert begin(run, *flags) == 0
+    run, flags = tmp_path / "run", f"--optimizer.name {name} --steps 4 --training.checkpoint-every 2"
+    begin(run, flags)
     whole = losses(run)
     lose(run, 4)
-    assert begin(run, *flags) == 0
+    begin(run, flags)
     assert losses(run) == whole
     assert (run / "checkpoints" / "4").exists()
 
@@ -77,12 +73,12 @@ def float64_ends_with_the_test():
 def averaged(begin, tmp_path_factory):
     """A run in float64 with an average and three checkpoints, and a copy that was killed after the first."""
     whole = tmp_path_factory.mktemp("averaged") / "whole"
-    flags = ["--training.average", "0.9", "--training.checkpoint-every", "2", "--training.keep-checkpoints", "3"]
-    types = ["--model.compute.dtype", "float64", "--model.compute.parameter-dtype", "float64"]
-    assert begin(whole, *flags, *types, "--steps", "6") == 0
+    flags = "--training.average 0.9 --training.checkpoint-every 2 --training.keep-checkpoints 3 --steps 6 "
+    flags += "--model.compute.dtype float64 --model.compute.parameter-dtype float64"
+    begin(whole, flags)
     run = shutil.copytree(whole, whole.with_name("run"))
     lose(run, 4, 6)
-    assert begin(run, *flags, *types, "--steps", "6") == 0
+    begin(run, flags)
     return run, whole
 
 
@@ -93,7 +89,7 @@ def test_an_average_goes_on_where_it_was(averaged):
     assert all(np.array_equal(x, y) for x, y in zip(ours, theirs, strict=True))
     last = [row for row in read_metrics(run / "metrics.jsonl") if "val_loss" in row][-1]
     assert last["average_val_loss"] != last["val_loss"]
-    assert read(run / "summary.json")["average_val_loss"] == last["average_val_loss"]
+    assert read_json(run / "summary.json")["average_val_loss"] == last["average_val_loss"]
 
 
 def test_the_mean_of_the_last_checkpoints_is_numpys(averaged, capsys):
@@ -102,31 +98,31 @@ def test_the_mean_of_the_last_checkpoints_is_numpys(averaged, capsys):
     mean = load_trained(RunFolder(run), parse_checkpoint("last-3")).params
     expected = jax.tree.map(lambda *x: np.mean(x, axis=0), *each)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), mean, expected)
-    command = [str(run), "--prompt", "It", "--max-new-tokens", "3", "--checkpoint"]
-    assert generate.main([*command, "last-3"]) == 0
+    command = f"{run} --prompt It --max-new-tokens 3 --checkpoint"
+    succeed(generate, command, "last-3")
     assert "the mean of the checkpoints of steps 2, 4, 6\n3 new tokens" in capsys.readouterr().err
-    with pytest.raises(InputError, match=r"last-9 is the mean of 9 checkpoints, and .* has 3; expected as many: "):
-        generate.main([*command, "last-9"])
+    with refused(r"last-9 is the mean of 9 checkpoints, and .* has 3; expected as many: "):
+        succeed(generate, command, "last-9")
 
 
 def test_what_is_logged_if_asked_changes_no_loss(begin, tmp_path):
     runs, rows = (tmp_path / "plain", tmp_path / "asked"), []
-    for run, asked in zip(runs, ([], ["--training.log-norms", "--training.log-noise-scale"]), strict=True):
-        assert begin(run, "--training.accumulation", "2", "--training.log-every", "2", "--steps", "4", *asked) == 0
+    for run, asked in zip(runs, ("", "--training.log-norms --training.log-noise-scale"), strict=True):
+        begin(run, f"--training.accumulation 2 --training.log-every 2 --steps 4 {asked}")
         rows.append(read_metrics(run / "metrics.jsonl"))
     for ours, theirs in zip(*map(losses, runs), strict=True):
         assert ours == pytest.approx(theirs, rel=1e-6)
-    names = {f"{kind}_norm/{of}" for kind in ("gradient", "update") for of in ("embedding.tokens", "decoder.blocks.0")}
+    norms = {f"{kind}_norm/{of}" for kind in ("gradient", "update") for of in ("embedding.tokens", "decoder.blocks.0")}
     for plain, asked in zip(*(each[::2] for each in rows), strict=True):
-        assert names | {"squared_gradient", "gradient_variance"} <= asked.keys() - plain.keys()
+        assert norms | {"squared_gradient", "gradient_variance"} <= asked.keys() - plain.keys()
 
 
 def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
     """A stand-in has what is used of a package that the tests do not install."""
     monkeypatch.setitem(sys.modules, "trackio", None)
-    with pytest.raises(InputError, match="--track needs trackio; pip install"):
-        begin(tmp_path / "run", "--steps", "2", "--track", "ours")
-    assert not (tmp_path / "run").exists()
+    with refused("--track needs trackio; pip install"):
+        begin(run := tmp_path / "run", "--steps 2 --track ours")
+    assert not run.exists()
     calls = []
 
     def init(project, name, config, resume):
@@ -140,62 +136,61 @@ def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
     trackio = types.ModuleType("trackio")
     trackio.__spec__, trackio.init = importlib.machinery.ModuleSpec("trackio", None), init
     monkeypatch.setitem(sys.modules, "trackio", trackio)
-    assert begin(tmp_path / "run", "--steps", "2", "--track", "ours") == 0
-    assert calls == [("ours", "run", 2, "allow"), *read_metrics(tmp_path / "run" / "metrics.jsonl"), "finished"]
+    begin(run, "--steps 2 --track ours")
+    assert calls == [("ours", "run", 2, "allow"), *read_metrics(run / "metrics.jsonl"), "finished"]
     # It concerns no result, so that the run goes on without it.
-    assert begin(tmp_path / "run", "--steps", "3") == 0
+    begin(run, "--steps 3")
     assert calls[-1] == "finished"
 
 
 def test_a_run_without_an_average_says_so(run):
-    with pytest.raises(InputError, match=r"has no average of weights: it was trained without --training\.average"):
+    with refused(r"has no average of weights: it was trained without --training\.average"):
         load_trained(RunFolder(run), "average")
 
 
 def test_more_steps_from_the_folder_alone(begin, run, capsys):
     whole = run.with_name("whole")
-    assert begin(whole, "--steps", "6") == 0
+    begin(whole, "--steps 6")
     capsys.readouterr()
-    assert train.main(["--run", str(run), "--steps", "6", "--training.keep-checkpoints", "1"]) == 0
+    succeed(train, f"--run {run} --steps 6 --training.keep-checkpoints 1")
     said = capsys.readouterr().out
     assert "steps 4 to 6" in said
     assert "changed training.steps: 4 -> 6: the learning rate follows the same schedule" in said
     assert "changed training.keep_checkpoints: 2 -> 1: the next save" in said
     assert losses(run) == losses(whole)
-    assert read(run / "config.json")["training"]["steps"] == read(run / "summary.json")["steps"] == 6
+    configured, summary = (read_json(run / name) for name in ("config.json", "summary.json"))
+    assert configured["training"]["steps"] == summary["steps"] == 6
     told = map(json.loads, (run / "sessions.jsonl").read_text().splitlines())
     changed = {"training.steps": [4, 6], "training.keep_checkpoints": [2, 1]}
     sessions = [(session["experiment"], session["step"], session["changed"]) for session in told]
     assert sessions == [("text", 0, {}), (None, 4, changed)]
 
-    assert train.main(["--run", str(run)]) == 0
-    assert "is complete; --steps N continues it" in capsys.readouterr().out
     # The end of the first session is not taken for that of the second.
     (run / "summary.json").write_text('{"steps": 4}')
-    assert train.main(["--run", str(run)]) == 0
+    succeed(train, f"--run {run}")
     assert "is complete" not in capsys.readouterr().out
-    assert read(run / "summary.json")["steps"] == 6
+    assert read_json(run / "summary.json")["steps"] == 6
 
 
 def test_the_best_checkpoint_is_saved_when_it_appears(begin, tmp_path, monkeypatch, capsys):
     run, held_out = tmp_path / "run", iter([3.0, 1.0, 2.0, 1.5, 1.6, 1.7])
     monkeypatch.setattr(Evaluator, "__call__", lambda self, params: {"val_loss": next(held_out)})
-    assert begin(run, "--steps", "7", "--training.checkpoint-every", "5", "--training.keep-checkpoints", "1") == 0
+    begin(run, "--steps 7 --training.checkpoint-every 5 --training.keep-checkpoints 1")
     assert "best: val_loss 1.0000 at step 4 (generate.py --checkpoint best)" in capsys.readouterr().out
-    summary = read(run / "summary.json")
+    summary = read_json(run / "summary.json")
     assert (summary["val_loss"], summary["best_val_loss"], summary["best_step"]) == (1.5, 1.0, 4)
     # 3.0 after step 2, 1.0 after 4, 2.0 after 6, 1.5 after 7.
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"4", "7"}
+    assert names(run / "checkpoints") == ["4", "7"]
     # Another session knows it too: 1.6 after step 8 is not the best, and 7 is not deleted for it.
-    assert train.main(["--run", str(run), "--steps", "9", "--training.keep-checkpoints", "2"]) == 0
-    assert {path.name for path in (run / "checkpoints").iterdir()} == {"4", "7", "9"}
+    succeed(train, f"--run {run} --steps 9 --training.keep-checkpoints 2")
+    assert names(run / "checkpoints") == ["4", "7", "9"]
 
-    command = [str(run), "--prompt", "It", "--max-new-tokens", "3", "--checkpoint", "best"]
+    command = f"{run} --prompt It --max-new-tokens 3 --checkpoint best"
     capsys.readouterr()
-    assert generate.main(command) == 0
+    succeed(generate, command)
     assert capsys.readouterr().err.startswith("the checkpoint of step 4\n")
     (run / "checkpoints" / "4" / "extra.json").unlink()
-    assert generate.main(command) == 0
+    succeed(generate, command)
     skipped, used, _ = capsys.readouterr().err.splitlines()
     assert skipped.startswith("skipped a damaged checkpoint")
     assert (skipped.split(": ", 1)[1], used) == ("step 4: extra.json is missing", "the checkpoint of step 7")
@@ -249,7 +244,7 @@ def test_what_may_change_and_what_it_means(flag, folder):
         changes, (note,) = permitted_changes(run, wanted)
         assert (list(changes), MAY_CHANGE[flag] in note) == ([name], True)
     else:
-        with pytest.raises(InputError, match=rf"would be different with {name}: .*; leave that out"):
+        with refused(rf"would be different with {name}: .*; leave that out"):
             permitted_changes(run, wanted)
 
 
@@ -259,8 +254,8 @@ def test_a_report_of_a_run_that_was_stopped(run, capsys):
         path.unlink()
     before = contents(run)
     # Neither the data nor the training is needed.
-    arguments = ["--run", str(run), "--report", "--sample.count", "2", "--data.path", "gone.txt"]
-    assert train.main(arguments) == 0
+    command = f"--run {run} --report --sample.count 2 --data.path gone.txt"
+    succeed(train, command)
     said = capsys.readouterr().out
     assert said.count("--- sample") == 2
     assert all(part in said for part in ("step 4 of 4  loss ", "val_loss", "sampled at step 4", drawn[1].read_text()))
@@ -268,5 +263,5 @@ def test_a_report_of_a_run_that_was_stopped(run, capsys):
     assert contents(run) == before | {str(path): path.read_bytes() for path in drawn}
 
     shutil.rmtree(run / "checkpoints")
-    assert train.main(arguments) == 0
+    succeed(train, command)
     assert "no samples: there is no checkpoint" in capsys.readouterr().out

@@ -1,36 +1,33 @@
 """The experiments that no other test trains, from the command to the files, and generation from what they leave."""
 
-import json
 import re
 import sys
 
 import pytest
 
 from jax_tformer.cli import generate, train
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.files import read_json
 from jax_tformer.runs import metrics
+from jax_tformer.runs.metrics import read_metrics
 from jax_tformer.training import prepare
-from tests.small_runs import as_input
+from tests.refusals import refused
+from tests.small_runs import as_input, succeed
 
-SHORT = [
-    *("--model.d-model", "16", "--model.encoder.num-layers", "1", "--model.encoder.feedforward-width", "16"),
-    *("--training.steps", "4", "--training.batch-size", "4", "--training.evaluate-batches", "2"),
-]
-
-SMALL = ("num-layers=1", "feedforward-width=16", "num-heads=2")
+SHORT = "--model.d-model 16 --training.steps 4 --training.batch-size 4 --training.evaluate-batches 2"
 
 
-def summary(run):
+def trained(name, run, flags):
+    """Trains a small model for a few steps; returns what the summary says."""
+    small = ("num-layers 1", "feedforward-width 16", "num-heads 2")
+    narrow = [f"--model.{side}.{what}" for side in EXPERIMENTS[name].config.model.stacks for what in small]
+    succeed(train, f"{name} --run {run} {' '.join(narrow)} {SHORT} {flags}")
     assert (run / "loss.png").stat().st_size > 1000
-    return json.loads((run / "summary.json").read_text())
+    return read_json(run / "summary.json")
 
 
 def test_masked_docs(tmp_path, capsys):
-    run = tmp_path / "run"
-    flags = ["--data.context-length", "32", "--model.encoder.num-heads", "2"]
-    assert train.main(["masked-docs", "--run", str(run), *SHORT, *flags]) == 0
-    figures = summary(run)
+    figures = trained("masked-docs", tmp_path / "run", "--data.context-length 32")
     assert figures["steps"] == 4
     assert 5 < figures["val_loss"] < 8  # ln 1024 = 6.9
     assert "val_bits_per_byte" not in figures
@@ -40,17 +37,13 @@ def test_masked_docs(tmp_path, capsys):
 @pytest.mark.parametrize(
     ("name", "flags", "figures", "sampled"),
     [
-        ("scan", ["--training.evaluate-examples", "6"], {"exact_match", "bleu"}, "held-out examples, 0 of 6 exact"),
-        ("grokking", [], {"train_accuracy", "val_accuracy"}, "0 + 1 = "),
-        ("masked-chain", [], {"val_perplexity"}, "held-out words to restore"),
+        ("scan", "--training.evaluate-examples 6", {"exact_match", "bleu"}, "held-out examples, 0 of 6 exact"),
+        ("grokking", "", {"train_accuracy", "val_accuracy"}, "0 + 1 = "),
+        ("masked-chain", "", {"val_perplexity"}, "held-out words to restore"),
     ],
 )
 def test_generated_tasks(name, flags, figures, sampled, tmp_path, capsys):
-    run = tmp_path / "run"
-    narrow = [f"--model.{side}.{what}" for side in EXPERIMENTS[name].config.model.stacks for what in SMALL]
-    flags += [*narrow, "--model.d-model", "16", "--training.steps", "4", "--training.batch-size", "4"]
-    assert train.main([name, "--run", str(run), *flags, "--training.evaluate-batches", "2"]) == 0
-    assert figures <= summary(run).keys()
+    assert figures <= trained(name, tmp_path / "run", flags).keys()
     assert sampled in capsys.readouterr().out
 
 
@@ -58,17 +51,15 @@ def test_utilization_is_work_over_time_and_measured_rate(tmp_path, monkeypatch):
     """6 operations for each parameter of a matrix and token, and 12 L D T T / 2 of causal attention in a row."""
     monkeypatch.setattr(metrics, "product_rate", lambda dtype: 1e9)
     run = tmp_path / "run"
-    narrow = [f"--model.decoder.{what}" for what in SMALL] + ["--model.d-model", "16", "--data.context-length", "32"]
-    short = ["--training.steps", "5", "--training.log-every", "1", "--training.batch-size", "4"]
-    assert train.main(["python-docs", "--run", str(run), *narrow, *short, "--training.log-utilization"]) == 0
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    flags = "--data.context-length 32 --training.steps 5 --training.log-every 1 --training.log-utilization"
+    figures, rows = trained("python-docs", run, flags), read_metrics(run / "metrics.jsonl")
     work = 6 * (4 * 16 * 16 + 2 * 16 * 16 + 1024 * 16) + 6 * 16 * 32
     measured = [(row["utilization"], row["tokens_per_second"]) for row in rows if "utilization" in row]
     assert len(measured) == 4, "the first step compiles"
     for utilization, tokens_per_second in measured:
         assert utilization == pytest.approx(work * tokens_per_second / 1e9, rel=1e-3)
-    assert summary(run)["utilization"] > 0
-    with pytest.raises(InputError, match="with adapters"):
+    assert figures["utilization"] > 0
+    with refused("with adapters"):
         train.train_options(["python-docs", "--lora.rank", "2", "--training.log-utilization"])
 
 
@@ -79,10 +70,8 @@ def test_a_product_has_a_rate():
 def test_pairs_and_translation(tmp_path, capsys, monkeypatch):
     run, pairs = tmp_path / "run", tmp_path / "pairs.tsv"
     pairs.write_text("".join(f"the number {n}\tle nombre {n}\n" for n in range(300)) + "long " * 80 + "\tlong\n")
-    flags = ["--model.decoder.num-layers", "1", "--model.decoder.feedforward-width", "16", "--data.path", str(pairs)]
-    flags += ["--data.tokenizer.vocab-size", "400", "--data.source-length", "24", "--data.target-length", "24"]
-    assert train.main(["pairs", "--run", str(run), *SHORT, *flags]) == 0
-    figures = summary(run)
+    flags = "--data.tokenizer.vocab-size 400 --data.source-length 24 --data.target-length 24"
+    figures = trained("pairs", run, f"--data.path {pairs} {flags}")
     assert 0 <= figures["exact_match"] <= 1
     assert "bleu" not in figures, "three words have no run of four: it would be 0.00 of perfect answers too"
     assert re.fullmatch(r"(\d+) of \1 references have fewer than 4 tokens, .*", figures["no_bleu"])
@@ -95,10 +84,9 @@ def test_pairs_and_translation(tmp_path, capsys, monkeypatch):
     ):
         assert re.search(told, said)
 
-    answers = []
-    for typed, flags in ((b"", ["--source", "the number 7"]), (b"the number 7\r\n  the number 8\n", [])):
-        monkeypatch.setattr(sys, "stdin", as_input(typed))
-        assert generate.main([str(run), *flags]) == 0
-        answers.append(capsys.readouterr().out)
-    assert answers[1].count("\n") == 2
-    assert answers[1].startswith(answers[0])
+    monkeypatch.setattr(sys, "stdin", as_input(b"the number 7\r\n  the number 8\n"))
+    succeed(generate, str(run))
+    answers = capsys.readouterr().out
+    assert answers.count("\n") == 2
+    succeed(generate, f"{run} --source", "the number 7")
+    assert answers.startswith(capsys.readouterr().out)

@@ -12,12 +12,12 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.cli.generate import GenerateOptions, read_references, read_standard_input
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.decoding.generate import batched
 from jax_tformer.decoding.texts import Prompt, PromptReader
+from tests.refusals import refused
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs
 
 ROOT = Path(__file__).parents[1]
@@ -162,7 +162,7 @@ def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path):
         ("\nun\n\ntrois\nquatre\n", r"line 4 of .* belongs to a blank line"),
     ):
         path.write_text(content)
-        with pytest.raises(InputError, match=message):
+        with refused(message):
             read_references(path, sources)
 
 

@@ -9,12 +9,12 @@ from runpy import run_path
 import numpy as np
 import pytest
 
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.data import generated
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import held_out_pairs, load_pairs
+from tests.refusals import refused
 
 ROOT = Path(__file__).resolve().parents[1]
 # Of the paper's figure 1, with the names that actions have in its data.
@@ -90,7 +90,7 @@ def test_equations_are_right_and_each_is_on_one_side():
 @pytest.mark.parametrize("change", [{"context_length": 5}, {"tokenizer": TokenizerConfig("bytes")}])
 def test_equations_have_one_length(change):
     data = replace(EXPERIMENTS["grokking"].config.data, **change)
-    with pytest.raises(InputError, match="expected 4 and 'words'"):
+    with refused("expected 4 and 'words'"):
         build_pipeline(data, TrainingConfig(), build_tokenizer_for(data))
 
 

@@ -13,7 +13,6 @@ from flax import traverse_util
 from jax_tformer import load_adapters, load_pretrained
 from jax_tformer.cli import export, train
 from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.functional import transformer
 from jax_tformer.lora import add_lora, merge_lora, split_adapters, trained
@@ -21,7 +20,8 @@ from jax_tformer.runs.folder import RunFolder, load_trained
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
 from tests.damages import flip_bit, write
-from tests.small_runs import TEXT, TINY, lose, losses
+from tests.refusals import refused
+from tests.small_runs import TEXT, TINY, lose, losses, succeed
 from tests.test_fine_tuning import SHORT, save_gpt2
 
 STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=40, norm_placement="pre", gated=True)
@@ -48,11 +48,11 @@ def test_fresh_adapters_change_nothing_yet():
     adapted, more = add_lora(net, params, LORA, jax.random.key(1))
     jax.tree.map(np.testing.assert_array_equal, split_adapters(more)[1], params)
     np.testing.assert_array_equal(adapted.apply(more, TOKENS), net.apply(params, TOKENS))
-    with pytest.raises(InputError, match="has adapters already"):
+    with refused("has adapters already"):
         add_lora(adapted, more, LORA, jax.random.key(1))
 
 
-COMMAND = ["--lora.rank", "2", "--lora.targets", "value,down", "--lora.dropout", "0.1"]
+ADAPT = "--lora.rank 2 --lora.targets value,down --lora.dropout 0.1"
 
 
 @pytest.fixture(scope="module")
@@ -60,11 +60,11 @@ def runs(tmp_path_factory):
     """`whole`, a run of four steps, and `parts`, a copy that was killed after two and went on."""
     folder = tmp_path_factory.mktemp("adapters")
     (folder / "text.txt").write_text(TEXT)
-    given = [*TINY, *COMMAND, "--optimizer.schedule", "constant", "--data.path", str(folder / "text.txt")]
-    given += ["--training.checkpoint-every", "2", "--training.steps", "4"]
-    assert train.main(["text", *given, "--run", str(folder / "whole")]) == 0
+    command = f"text --data.path {folder}/text.txt {TINY} {ADAPT} --optimizer.schedule constant"
+    command += " --training.checkpoint-every 2 --training.steps 4"
+    succeed(train, f"{command} --run {folder}/whole")
     lose(shutil.copytree(folder / "whole", folder / "parts"), 4)
-    assert train.main(["text", *given, "--run", str(folder / "parts")]) == 0
+    succeed(train, f"{command} --run {folder}/parts")
     return folder
 
 
@@ -89,14 +89,14 @@ def test_what_the_adapters_change_is_lost(damage, said, runs, folder, refuse):
     shutil.copy(runs / "text.txt", folder)
     shutil.copytree(runs / "whole", "run")
     damage(folder / "run" / "frozen")
-    assert said in refuse("run", "--prompt", "It", program="generate.py")
-    assert said in refuse("--run", "run", "--training.steps", "5")
+    assert said in refuse("run --prompt It", program="generate.py")
+    assert said in refuse("--run run --training.steps 5")
 
 
 def test_other_adapters_need_another_run(runs, run, refuse):
-    without = refuse("--run", "run", "--lora.rank", "2", "--training.steps", "3")
+    without = refuse("--run run --lora.rank 2 --training.steps 3")
     assert "the results of this run so far would be different with model.lora: null -> " in without
-    adapted = refuse("--run", str(runs / "whole"), "--lora.rank", "3", "--data.path", str(runs / "text.txt"))
+    adapted = refuse(f"--run {runs}/whole --lora.rank 3 --data.path {runs}/text.txt")
     assert "model.lora.rank: 2 -> 3; leave that out" in adapted
 
 
@@ -104,9 +104,9 @@ def test_a_checkpoint_is_adapted_and_its_adapters_are_exported(folder):
     """With --init: the folder's weights stay as they are, and come back merged, or with the adapters beside them."""
     save_gpt2(folder / "gpt2")
     (folder / "text.txt").write_text(TEXT)
-    arguments = ["text", "--init", "gpt2", "--data.path", "text.txt", *SHORT, "--steps", "3", "--lr", "1e-2"]
-    assert train.main([*arguments, "--run", "run", *COMMAND, "--export", "merged"]) == 0
-    assert export.main(["run", "adapters", "--adapters"]) == 0
+    command = f"text --init gpt2 --data.path text.txt {SHORT} {ADAPT} --steps 3 --lr 1e-2"
+    succeed(train, f"{command} --run run --export merged")
+    succeed(export, "run adapters --adapters")
 
     net, params, _ = load_pretrained(folder / "gpt2")
     adapted, more = load_adapters(folder / "adapters", net, params)
@@ -116,7 +116,7 @@ def test_a_checkpoint_is_adapted_and_its_adapters_are_exported(folder):
     changed = jax.tree.map(lambda before, after: bool((before != after).any()), params, expected)
     assert {path[-2] for path, new in traverse_util.flatten_dict(changed).items() if new} == {"value", "down"}
 
-    with pytest.raises(InputError, match="expected one of them"):
-        export.main(["run", "other", "--adapters", "--huggingface"])
-    with pytest.raises(InputError, match=r"has no adapter_config\.json"):
+    with refused("expected one of them"):
+        succeed(export, "run other --adapters --huggingface")
+    with refused(r"has no adapter_config\.json"):
         load_adapters(folder / "merged", net, params)

@@ -18,12 +18,12 @@ from rich.console import Console
 from tensorboardX.proto.event_pb2 import Event
 from tensorboardX.record_writer import masked_crc32c
 
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.files import write_text
 from jax_tformer.runs.evaluation import draw_losses
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Spikes, read_metrics
+from tests.refusals import refused
 
 GOOD = [{"step": step, "loss": 1.5 - step} for step in range(1, 8)]
 LINES = [json.dumps(row).encode() for row in GOOD]
@@ -71,7 +71,7 @@ def test_what_a_kill_left_unfinished_is_no_damage_and_many_damaged_lines_are_one
 
 def test_a_log_that_is_no_file_is_refused(tmp_path):
     os.mkfifo(tmp_path / "metrics.jsonl")
-    with pytest.raises(InputError, match="expected the log of a run"):
+    with refused("expected the log of a run"):
         read_metrics(tmp_path / "metrics.jsonl")
 
 
@@ -139,7 +139,7 @@ def files_of_at_most(size):
 def test_a_full_disk_is_an_error_and_no_end_of_waiting(tmp_path):
     with files_of_at_most(500):
         log = MetricsLog(RunFolder(tmp_path), 0)
-        with pytest.raises(InputError, match=r"cannot write to .*metrics.jsonl: .*; make room, and the same command"):
+        with refused(r"cannot write to .*metrics.jsonl: .*; make room, and the same command"):
             all(log.write({"step": step, "loss": 1.0}) is None for step in range(100))
 
 

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
 from jax_tformer.functional import transformer
+from tests.refusals import refused
 
 STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=8)
 GPT = transformer(TransformerConfig(vocab_size=11, d_model=8, decoder=STACK))
@@ -38,14 +38,14 @@ def test_a_mask_of_another_shape_is_told_the_right_one(call, given, name):
     # One too long; a whole attention mask; a row for all.
     for wrong in ([rows, length + 1], [rows, 1, 1, length], [1, length]):
         message = f"{name} has the shape {wrong}; expected {[rows, length]}, that of its tokens"
-        with pytest.raises(InputError, match=re.escape(message)):
+        with refused(re.escape(message)):
             shapes(wrong)
     shapes([rows, length])
 
 
 @pytest.mark.parametrize("segments", [{"source_segments": SOURCE}, {"target_segments": TOKENS}])
 def test_segments_of_one_side_alone_are_refused(segments):
-    with pytest.raises(InputError, match="there are segments of one side alone; expected source_segments and"):
+    with refused("there are segments of one side alone; expected source_segments and"):
         jax.eval_shape(lambda params: BOTH.apply(params, SOURCE, TOKENS, **segments), BOTH.shapes)
 
 

@@ -6,10 +6,10 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import IGNORED
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MaskedTextData, TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.text import text_source
+from tests.refusals import refused
 from tests.test_shards import write_llm_c, write_megatron, write_nanogpt
 
 END, LENGTH = 256, 32
@@ -94,10 +94,10 @@ def test_what_is_packed_is_said(tmp_path):
 
 def test_what_cannot_be_packed_is_refused(tmp_path):
     for kind, changes in ((TextData, {"stride": 2}), (MaskedTextData, {})):
-        with pytest.raises(InputError, match="packing is 'crop'; expected None for masked text, and no stride"):
+        with refused("packing is 'crop'; expected None for masked text, and no stride"):
             kind(packing="crop", **changes)
-    with pytest.raises(InputError, match="has neither a start nor an end token"):
+    with refused("has neither a start nor an end token"):
         rows_of(tmp_path, "crop", write_texts, tokenizer=TokenizerConfig("characters"))
     (tmp_path / "a.jsonl").unlink()
-    with pytest.raises(InputError, match="the 1 documents of the training part have 31 tokens; expected at least 32"):
+    with refused("the 1 documents of the training part have 31 tokens; expected at least 32"):
         rows_of(tmp_path, "crop", ids=[END] + [97] * 31)

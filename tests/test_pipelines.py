@@ -1,7 +1,7 @@
 """Batches of every kind: what is in them, that seed and number alone decide them, and that they resume exactly."""
 
 import json
-import tracemalloc
+import re
 from collections import Counter
 from dataclasses import replace
 from functools import cache
@@ -11,7 +11,6 @@ import numpy as np
 import pytest
 
 from jax_tformer.config import IGNORED, StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import (
     MaskedTextData,
     MeshConfig,
@@ -29,6 +28,8 @@ from jax_tformer.data.text import Masking
 from jax_tformer.data.tokenizers import Framing, build_tokenizer, load_tokenizer
 from jax_tformer.functional import transformer
 from jax_tformer.training.step import evaluation_step
+from tests.memory import traced_peak
+from tests.refusals import refused
 
 TEXT = "".join(f"{n} bottles of beer on the wall, take one down and pass it around.\n" for n in range(60))
 TRAINING = TrainingConfig(batch_size=4, evaluate_batches=3, seed=5)
@@ -175,18 +176,15 @@ def test_fingerprint_is_kept_by_a_restart_and_changed_by_what_changes_batches(ev
     paired = isinstance(data, PairData)
     length = "source_length" if paired else "context_length"
     other = build_tokenizer(TokenizerConfig("bpe", 300), [TEXT], {"mask": "M", "start": "S", "end": "E", "pad": "P"})
-    fingerprints = [
-        pipeline.fingerprint,
-        build_pipeline(data, replace(EIGHT, seed=6), tokenizer).fingerprint,
-        build_pipeline(data, replace(EIGHT, batch_size=16), tokenizer).fingerprint,
-        build_pipeline(replace(data, held_out=0.2), EIGHT, tokenizer).fingerprint,
-        build_pipeline(replace(data, **{length: getattr(data, length) + 1}), EIGHT, tokenizer).fingerprint,
-        build_pipeline(
-            replace(data, source_length=120, tokens_per_batch=None) if paired else data, EIGHT, other
-        ).fingerprint,
+    changed = [
+        (data, replace(EIGHT, seed=6), tokenizer),
+        (data, replace(EIGHT, batch_size=16), tokenizer),
+        (replace(data, held_out=0.2), EIGHT, tokenizer),
+        (replace(data, **{length: getattr(data, length) + 1}), EIGHT, tokenizer),
+        (replace(data, source_length=120, tokens_per_batch=None) if paired else data, EIGHT, other),
     ]
-    assert len(set(fingerprints)) == len(fingerprints)
-    assert all(len(fingerprint) == 64 for fingerprint in fingerprints)
+    fingerprints = {pipeline.fingerprint, *(build_pipeline(*each).fingerprint for each in changed)}
+    assert [len(fingerprint) for fingerprint in fingerprints] == [64] * 6
 
 
 def test_fingerprint_is_of_the_content_and_not_of_the_place(tmp_path):
@@ -203,14 +201,11 @@ def alone(batch, width=40):
     """Every row, or every document in a row, by itself, with padding behind it."""
     segments = batch.get("segments")
     for row in range(len(batch["labels"])):
-        numbers = range(1, 2 if segments is None else segments[row].max() + 1)
-        for piece in [slice(None)] if segments is None else [segments[row] == number for number in numbers]:
+        pieces = [...] if segments is None else [segments[row] == n + 1 for n in range(segments[row].max())]
+        for piece in pieces:
             found = {name: rows[row][piece] for name, rows in batch.items() if name != "segments"}
-            fill = {"labels": IGNORED}
-            yield {
-                name: np.pad(x, (0, width - len(x)), constant_values=fill.get(name, 0))[None]
-                for name, x in found.items()
-            }
+            fills = dict.fromkeys(found, 0) | {"labels": IGNORED}
+            yield {name: np.pad(x, (0, width - len(x)), constant_values=fills[name])[None] for name, x in found.items()}
 
 
 @pytest.mark.parametrize("kind", ["concatenate", "best_fit", "crop", "tokens"])
@@ -427,11 +422,7 @@ def test_pairs_take_a_few_times_their_file_in_memory(tmp_path):
     build(pairs_in(tmp_path, PAIRS))  # imports what is imported at first use
     many = [(f"source with some more words {n}", f"ziel {n}") for n in range(15_000)]
     data = pairs_in(tmp_path, many, source_length=40, target_length=20)
-    tracemalloc.start()
-    build(data)
-    _, peak = tracemalloc.get_traced_memory()
-    tracemalloc.stop()
-    assert peak < 8 * (tmp_path / "pairs.tsv").stat().st_size
+    assert traced_peak(lambda: build(data)) < 8 * (tmp_path / "pairs.tsv").stat().st_size
 
 
 def test_batches_by_tokens_read_every_pair_as_often(place, monkeypatch):
@@ -481,63 +472,50 @@ def test_a_rare_date_that_is_too_long_is_drawn_again(monkeypatch):
 
 # What is refused
 
-FEW = {"source_length": 8, "target_length": 8}
 MIXED = "expected sources with weights, such as A=0.7,B=0.3"
 PARTS = "give a .tsv or .jsonl file of each source, and no --data.target-path or --data.tokens-per-batch"
 
 
 @pytest.mark.parametrize(
-    ("make", "message"),
+    ("kind", "fields", "message"),
     [
-        (
-            lambda place: text_in(place, "short", context_length=18, tokenizer=CHARACTERS),
-            "held-out part of the text has 18 tok",
-        ),
-        (
-            lambda place: text_in(place, "short", context_length=180, tokenizer=CHARACTERS),
-            "has 162 tokens; expected at least 181",
-        ),
-        (lambda place: (text_in(place, "more", tokenizer=CHARACTERS), text_in(place, tokenizer=CHARACTERS)), "'€'"),
-        (lambda place: (text_in(place, kind=MaskedTextData), text_in(place)), "no mask token"),
-        (lambda place: (pairs_in(place), TextData("python-docs", tokenizer=CHARACTERS)), "no start token"),
-        *(
-            (lambda place, of=of: pairs_in(place / "5", of, **FEW), "there are 0 training and")
-            for of in ([("s" * 20, "t")] * 3, [("a", "b")], [("a", "b"), ("a", "c")])
-        ),
-        (lambda _: replace(DATES, source_length=20, target_length=10), "10; the dates need at least 44 and 11"),
-        (lambda _: replace(DATES, tokens_per_batch=4096), "expected None with dates"),
-        *(
-            (lambda _, path=path: TextData(path=path), MIXED)
-            for path in ("A=0.7,B=", "A=0.7,A=0.3", "A=0,B=1", "A=1,B=0.00001", "=1,B=2", "A=1,B=2=x")
-        ),
-        *(
-            (lambda _, changes=changes: PairData(path="a.tsv=1,b.tsv=3", **changes), PARTS)
-            for changes in ({"target_path": "x"}, {"tokens_per_batch": 4000})
-        ),
-        *(
-            (
-                lambda _, less=less, context=context: replace(
-                    EXPERIMENTS["pairs"].config,
-                    data=replace(EXPERIMENTS["pairs"].config.data, tokens_per_batch=2048 - less),
-                    mesh=MeshConfig(context=context),
-                ),
-                "expected at least 2048, for batch_size rows of the longest pairs",
-            )
-            for less, context in ((1, 1), (0, 2))
-        ),
+        (TextData, {"path": "short.txt", "context_length": 18}, "held-out part of the text has 18 tok"),
+        (TextData, {"path": "short.txt", "context_length": 180}, "has 162 tokens; expected at least 181"),
+        *((TextData, {"path": path}, MIXED) for path in ("A=0.7,B=", "A=0.7,A=0.3", "A=0,B=1", "A=1,B=0.00001")),
+        *((TextData, {"path": path}, MIXED) for path in ("=1,B=2", "A=1,B=2=x")),
+        (PairData, {"path": "a.tsv=1,b.tsv=3", "target_path": "x"}, PARTS),
+        (PairData, {"path": "a.tsv=1,b.tsv=3", "tokens_per_batch": 4000}, PARTS),
+        (PairData, {"source": "dates", "source_length": 20, "target_length": 10}, "10; the dates need at least 44 and"),
+        (PairData, {"source": "dates", "tokens_per_batch": 4096}, "expected None with dates"),
     ],
 )
-def test_what_is_refused_in_one_line(make, message, place):
-    def run():
-        made = make(place)
-        data, of = made if isinstance(made, tuple) else (made, made)
-        check_files(data)
-        build_pipeline(data, TRAINING, build_tokenizer_for(of))
+def test_what_is_refused_in_one_line(kind, fields, message, place, monkeypatch):
+    monkeypatch.chdir(place)
+    with refused(re.escape(message)):
+        check_files(data := kind(**fields, tokenizer=CHARACTERS))
+        build(data)
 
-    with pytest.raises(InputError) as caught:
-        run()
-    assert message in str(caught.value)
-    assert "\n" not in str(caught.value)
+
+@pytest.mark.parametrize("of", [[("s" * 20, "t")] * 3, [("a", "b")], [("a", "b"), ("a", "c")]])
+def test_pairs_are_needed_on_both_sides(of, tmp_path):
+    with refused("there are 0 training and"):
+        build(pairs_in(tmp_path, of, source_length=8, target_length=8))
+
+
+def test_a_tokenizer_that_lacks_what_the_data_needs(place):
+    pairs_on_characters = pairs_in(place), TextData("python-docs", tokenizer=CHARACTERS)
+    more = text_in(place, "more", tokenizer=CHARACTERS), text_in(place, tokenizer=CHARACTERS)
+    masked = text_in(place, kind=MaskedTextData), text_in(place)
+    for (data, of), message in ((more, "'€'"), (masked, "no mask token"), (pairs_on_characters, "no start token")):
+        with refused(message):
+            build_pipeline(data, TRAINING, build_tokenizer_for(of))
+
+
+@pytest.mark.parametrize(("tokens", "context"), [(2047, 1), (2048, 2)])
+def test_a_batch_of_tokens_has_room_for_every_pair(tokens, context):
+    config = EXPERIMENTS["pairs"].config
+    with refused("expected at least 2048, for batch_size rows of the longest pairs"):
+        replace(config, data=replace(config.data, tokens_per_batch=tokens), mesh=MeshConfig(context=context))
 
 
 def test_text_for_one_window_is_enough(place):

@@ -13,7 +13,9 @@ import pytest
 from jax_tformer.cli.train import train_options
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DistributedConfig
+from jax_tformer.runs.metrics import read_metrics
 from jax_tformer.training import processes
+from tests.refusals import refused
 from tests.several_processes import ROOT, SMALL, finish, flags, free_port, start, together, train
 from tests.small_runs import losses as losses_of
 
@@ -79,14 +81,13 @@ def test_devices_and_processes_answer_as_one_does():
 
 def rows_of(run):
     names = ("step", "loss", "gradient_norm", "val_loss")
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    return [[row.get(name, 0.0) for name in names] for row in rows]
+    return [[row.get(name, 0.0) for name in names] for row in read_metrics(run / "metrics.jsonl")]
 
 
 def wait_for_steps(run, steps, children):
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and all(child.poll() is None for child in children):
-        if (run / "metrics.jsonl").exists() and len(rows_of(run)) >= steps:
+        if len(rows_of(run)) >= steps:
             return
         time.sleep(0.05)
     raise AssertionError(f"no step was made: {finish(children, 5)}")
@@ -95,18 +96,18 @@ def wait_for_steps(run, steps, children):
 @pytest.mark.deep
 def test_a_run_goes_on_in_any_number_of_processes(tmp_path):
     """Two processes, one of which is told to stop, then four, then one: the losses of one long run."""
-    long = ("--steps", "90", "--training.evaluate-every", "30")
-    assert finish(train(tmp_path / "one", 1, 4, *long))[0][0] == 0
+    long = "--steps 90 --training.evaluate-every 30"
+    assert finish(train(tmp_path / "one", 1, 4, long))[0][0] == 0
     run = tmp_path / "several"
     for count, devices in ((2, 2), (4, 1)):
-        before = len(rows_of(run)) if run.exists() else 0
-        children = train(run, count, devices, *long)
+        before = len(rows_of(run))
+        children = train(run, count, devices, long)
         wait_for_steps(run, before + 4, children)
         children[-1].send_signal(signal.SIGTERM)
         ends = finish(children)
         assert [status for status, *_ in ends] == [128 + signal.SIGTERM] * count, ends
         assert "the same command continues the run" in ends[0][1]
-    assert finish(train(run, 1, 4, *long))[0][0] == 0
+    assert finish(train(run, 1, 4, long))[0][0] == 0
     np.testing.assert_allclose(rows_of(run), rows_of(tmp_path / "one"), rtol=1e-11)
     assert len((run / "sessions.jsonl").read_text().splitlines()) == 3
 
@@ -121,7 +122,7 @@ def test_the_two_terminals_of_the_page_train_together():
 
 @pytest.mark.deep
 def test_a_loss_that_is_not_finite_ends_all_and_is_found(tmp_path):
-    for status, _, told in finish(train(tmp_path / "run", 2, 2, "--lr", "1e30", "--optimizer.warmup-steps", "0")):
+    for status, _, told in finish(train(tmp_path / "run", 2, 2, "--lr 1e30 --optimizer.warmup-steps 0")):
         assert status == 1, told
         assert "is nan; every layer's output is finite, the norm of the gradient of decoder.blocks." in told
 
@@ -129,16 +130,16 @@ def test_a_loss_that_is_not_finite_ends_all_and_is_found(tmp_path):
 @pytest.mark.deep
 def test_generate_py_in_two_processes(tmp_path):
     run, texts = tmp_path / "run", tmp_path / "texts.txt"
-    assert finish(train(run, 1, 1, "--mesh.fsdp", "1"))[0][0] == 0
+    assert finish(train(run, 1, 1, "--mesh.fsdp 1"))[0][0] == 0
     texts.write_text("import\nfor\n\ndef\n")
 
-    def answer(count, devices, *more):
-        program = [ROOT / "generate.py", run, "--max-new-tokens", 8, *more]
+    def answer(count, devices, flags_of_all=""):
+        program = [ROOT / "generate.py", run, "--max-new-tokens", 8, *flags_of_all.split()]
         return finish(together(count, devices, lambda where: [*program, *flags(where)]))
 
-    ((status, expected, told),) = answer(1, 1, "--file", texts)
+    ((status, expected, told),) = answer(1, 1, f"--file {texts}")
     assert (status, expected.count("---"), told.count("tokens/s")) == (0, 6, 1)
-    first, other = answer(2, 2, "--file", texts, "--mesh.fsdp", 2, "--mesh.tensor", 2)
+    first, other = answer(2, 2, f"--file {texts} --mesh.fsdp 2 --mesh.tensor 2")
     assert (first[:2], other) == ((0, expected), (0, "", ""))
     for status, output, told in answer(2, 2):
         assert (status, output) == (2, "")
@@ -158,7 +159,7 @@ def test_processes_whose_folders_differ_refuse_together(tmp_path, begun, message
     folders = [tmp_path / "run", tmp_path / "other"]
     if begun:
         assert finish(train(folders[0], 1, 4))[0][0] == 0
-    command = [ROOT / "train.py", *SMALL, "--steps", 9, "--run"]
+    command = [ROOT / "train.py", *SMALL.split(), "--steps", 9, "--run"]
     for status, _, errors in finish(together(2, 2, lambda where: [*command, folders[where["process"]], *flags(where)])):
         assert (status, message in errors) == (2, True), errors
     assert not folders[1].exists()
@@ -169,10 +170,10 @@ def test_processes_whose_folders_differ_refuse_together(tmp_path, begun, message
 @pytest.mark.parametrize("name", ["adafactor", "muon"])
 def test_optimizers_on_a_mesh_step_as_on_one_device(name, tmp_path):
     """What they compute of a whole matrix, devices have in parts."""
-    meshes = [(4, ["--mesh.fsdp", "2", "--mesh.tensor", "2"]), (1, ["--mesh.fsdp", "1"])]
+    meshes = [(4, "--mesh.fsdp 2 --mesh.tensor 2"), (1, "--mesh.fsdp 1")]
     runs = [tmp_path / str(devices) for devices, _ in meshes]
     for run, (devices, mesh) in zip(runs, meshes, strict=True):
-        assert finish(train(run, 1, devices, "--optimizer.name", name, *mesh))[0][0] == 0
+        assert finish(train(run, 1, devices, f"--optimizer.name {name} {mesh}"))[0][0] == 0
     split, whole = (np.array([row["loss"] for row in losses_of(run) if "loss" in row]) for run in runs)
     assert len(whole) == 6
     assert np.abs(split / whole - 1).max() < 1e-12
@@ -182,7 +183,7 @@ def test_optimizers_on_a_mesh_step_as_on_one_device(name, tmp_path):
 def test_two_processes_export_what_one_does(tmp_path):
     run, folders = tmp_path / "run", [tmp_path / name for name in ("trained", "complete", "alone")]
     for folder in folders[:2]:  # the second command finds the run complete
-        (status, output, _), other = finish(train(run, 2, 2, "--export", folder))
+        (status, output, _), other = finish(train(run, 2, 2, f"--export {folder}"))
         assert (status, output.splitlines()[-1].split(": ")[0]) == (0, f"step 6 of {run} is in {folder}/")
         assert other[:2] == (0, "")
     assert finish([start(["-m", "jax_tformer", "export", run, folders[2], "--huggingface"], 1)])[0][0] == 0
@@ -192,14 +193,11 @@ def test_two_processes_export_what_one_does(tmp_path):
 
 
 def test_processes_that_differ_refuse_together(tmp_path):
-    command = [ROOT / "train.py", *SMALL, "--run", tmp_path / "run", "--lr"]
-    rates = (0.1, 0.2)
-    for status, output, errors in finish(
-        together(2, 2, lambda where: [*command, rates[where["process"]], *flags(where)])
-    ):
-        assert (status, output) == (2, "")
-        told = "process 1 of 2 has config.optimizer.learning_rate 0.2 (the first: 0.1); start all with the same\n"
-        assert errors.endswith(told)
+    command, rates = [ROOT / "train.py", *SMALL.split(), "--run", tmp_path / "run", "--lr"], (0.1, 0.2)
+    told = "process 1 of 2 has config.optimizer.learning_rate 0.2 (the first: 0.1); start all with the same\n"
+    children = together(2, 2, lambda where: [*command, rates[where["process"]], *flags(where)])
+    for status, output, errors in finish(children):
+        assert (status, output, errors.endswith(told)) == (2, "", True), errors
     assert not (tmp_path / "run").exists()
 
 
@@ -207,7 +205,7 @@ def test_processes_that_differ_refuse_together(tmp_path):
 @pytest.mark.parametrize("victim", [0, 1])
 @pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
 def test_a_process_that_dies_or_hangs_ends_the_others(tmp_path, kind, victim):
-    children = train(tmp_path / "run", 2, 2, "--steps", "100000")
+    children = train(tmp_path / "run", 2, 2, "--steps 100000")
     try:
         wait_for_steps(tmp_path / "run", 2, children)
         children[victim].send_signal(kind)
@@ -225,8 +223,8 @@ def test_a_full_disk_on_one_process_ends_all(tmp_path):
     def full():
         resource.setrlimit(resource.RLIMIT_FSIZE, (40_000, 40_000))
 
-    steps = ("--steps", "100000", "--training.checkpoint-every", "5")
-    first, other = finish(train(tmp_path / "run", 2, 2, *steps, limits=full))
+    steps = "--steps 100000 --training.checkpoint-every 5"
+    first, other = finish(train(tmp_path / "run", 2, 2, steps, limits=full))
     assert (first[0], other[0]) == (2, 2), (first, other)
     assert re.search(r"process 1 of 2 ended: the checkpoint of step \d+ could not be written", first[2])
     assert re.search(r"the checkpoint of step \d+ could not be written", other[2])
@@ -256,7 +254,7 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, number):
 def test_what_does_not_describe_processes_is_refused(monkeypatch, variables, given, message):
     for name, value in variables.items():
         monkeypatch.setenv(name, value)
-    with pytest.raises(InputError, match=re.escape(message)):
+    with refused(re.escape(message)):
         processes.join(DistributedConfig(**given))
 
 
@@ -276,7 +274,7 @@ def test_a_port_in_use_is_refused():
         taken.bind(("::", 0))
         taken.listen()
         where = f"localhost:{taken.getsockname()[1]}"
-        with pytest.raises(InputError, match=r"port \d+ of this machine cannot be opened .*choose another"):
+        with refused(r"port \d+ of this machine cannot be opened .*choose another"):
             processes.join(DistributedConfig(where, 2, 0))
 
 

@@ -10,15 +10,15 @@ import pytest
 from jax_tformer.cli import generate, tokenize, train
 from jax_tformer.config.experiment import MeshConfig, PairData
 from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.files import read_json
 from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.prepare import fit_to_devices, prepare
 from jax_tformer.training.sharding import make_mesh
+from tests.small_runs import succeed
 
 pytestmark = pytest.mark.deep
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
-SHORT = ["--training.steps", "6", "--training.evaluate-batches", "1", "--training.evaluate-every", "6"]
-BPE = ["--data.tokenizer.kind", "bpe", "--data.tokenizer.vocab-size", "300"]
 
 
 @pytest.mark.parametrize("name", ["gpt2-124m", "modded-nanogpt"])
@@ -27,16 +27,17 @@ def test_from_documents_to_a_model(name, tmp_path, monkeypatch, capsys):
     monkeypatch.chdir(tmp_path)
     texts = [f"Document {n} has {n * n} lines, and {n % 7} more. " * 40 for n in range(300)]
     (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
-    assert tokenize.main(["corpus.jsonl", "--out", "shards", *BPE, "--data.held-out", "0.2", "--workers", "1"]) == 0
+    bpe = "--data.tokenizer.kind bpe --data.tokenizer.vocab-size 300"
+    succeed(tokenize, f"corpus.jsonl --out shards {bpe} --data.held-out 0.2 --workers 1")
     assert sorted(path.name.split("_")[0] for path in (tmp_path / "shards").glob("*.bin")) == ["train", "val"]
-    narrow = ["--model.decoder.num-layers", "2", "--model.decoder.num-heads", "2", "--model.d-model", "16"]
-    narrow += ["--model.decoder.feedforward-width", "32", "--training.batch-size", "2", "--training.accumulation", "2"]
+    narrow = "--model.decoder.num-layers 2 --model.decoder.num-heads 2 --model.decoder.feedforward-width 32"
     if name == "modded-nanogpt":
-        narrow += ["--model.decoder.rotary.width", "4", "--model.vocab-size", "304"]
-    assert train.main([name, "--data.path", "shards", "--run", "run", *narrow, *SHORT]) == 0
-    figures = json.loads((tmp_path / "run" / "summary.json").read_text())
-    assert 4 < figures["val_loss"] < 6  # ln 304 = 5.7
-    assert generate.main(["run", "--prompt", "Document", "--max-new-tokens", "8"]) == 0
+        narrow += " --model.decoder.rotary.width 4 --model.vocab-size 304"
+    short = "--training.batch-size 2 --training.accumulation 2 --training.steps 6 --training.evaluate-batches 1"
+    short += " --training.evaluate-every 6"
+    succeed(train, f"{name} --data.path shards --run run --model.d-model 16 {narrow} {short}")
+    assert 4 < read_json(tmp_path / "run" / "summary.json")["val_loss"] < 6  # ln 304 = 5.7
+    succeed(generate, "run --prompt Document --max-new-tokens 8")
     assert capsys.readouterr().out.rpartition("\n")[0]
 
 
@@ -48,20 +49,18 @@ def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
     spelled = ["-".join(WORDS[int(digit)] for digit in number) + " , bitte sehr ." for number in numbers]
     for side, lines in (("source", [" ".join(f"{number} , please .") for number in numbers]), ("target", spelled)):
         (tmp_path / f"{side}.txt").write_text("\n".join(lines) + "\n")
-    narrow = [f"--model.{side}.{what}" for side in ("encoder", "decoder") for what in ("num-layers=2", "num-heads=2")]
-    narrow += [f"--model.{side}.feedforward-width=128" for side in ("encoder", "decoder")]
-    narrow += ["--model.dropout.residual", "0", "--model.dropout.embedding", "0", "--data.held-out", "0.1"]
-    narrow += ["--model.d-model", "64", "--data.tokenizer.vocab-size", "320", "--data.tokens-per-batch", "1024"]
-    narrow += ["--data.source-length", "32", "--data.target-length", "32", "--data.path", "source.txt"]
-    narrow += ["--optimizer.warmup-steps", "50", "--lr", "4e-3", "--data.target-path", "target.txt"]
-    short = ["--steps", "250", "--training.checkpoint-every", "20", "--training.evaluate-every", "250"]
-    assert train.main([name, "--run", "run", *narrow, *short]) == 0
+    layers = "num-layers 2", "num-heads 2", "feedforward-width 128"
+    narrow = " ".join(f"--model.{side}.{what}" for side in ("encoder", "decoder") for what in layers)
+    narrow += " --model.dropout.residual 0 --model.dropout.embedding 0 --model.d-model 64 --data.held-out 0.1"
+    narrow += " --data.tokenizer.vocab-size 320 --data.tokens-per-batch 1024 --data.path source.txt"
+    narrow += " --data.source-length 32 --data.target-length 32 --data.target-path target.txt"
+    short = "--optimizer.warmup-steps 50 --lr 4e-3 --steps 250 --training.checkpoint-every 20"
+    succeed(train, f"{name} --run run {narrow} {short} --training.evaluate-every 250")
     capsys.readouterr()
-    score = ["run", "--file", "source.txt", "--reference", "target.txt", "--beam", "4", "--batch-size", "250"]
-    score += ["--length-penalty", "0.6", "--checkpoint", "last-5"]
+    score = "run --file source.txt --reference target.txt --beam 4 --batch-size 250 --length-penalty 0.6"
     found = []
-    for split in ([], ["--split-compounds"]):
-        assert generate.main([*score, *split]) == 0
+    for split in ("", "--split-compounds"):
+        succeed(generate, f"{score} --checkpoint last-5 {split}")
         said = "".join(capsys.readouterr())
         found.append(float(re.search(r"BLEU\S* = ([\d.]+)", said)[1]))
         assert ("tok:none|smooth:none" if split else "tok:13a|smooth:exp") in said

@@ -1,32 +1,31 @@
 """A run that is stopped and started again ends as one that was not: the same losses, to the bit."""
 
-import json
 import signal
 import time
 
 import pytest
 
 from jax_tformer.cli import train
+from jax_tformer.files import read_json
 from jax_tformer.runs.metrics import read_metrics
 from tests.damages import flip_bit
 from tests.several_processes import ROOT, finish, start
-from tests.small_runs import losses
+from tests.small_runs import losses, succeed
 
 STEPS = 40
-FLAGS = [
-    *("--model.d-model", "16", "--model.encoder.num-layers", "1", "--model.decoder.num-layers", "1"),
-    *("--model.encoder.feedforward-width", "16", "--model.decoder.feedforward-width", "16"),
-    *("--model.dropout.residual", "0.1", "--training.steps", str(STEPS), "--training.batch-size", "4"),
-    *("--training.log-every", "1", "--training.evaluate-every", "16", "--training.evaluate-batches", "2"),
-    *("--training.checkpoint-every", "10"),
-]
+FLAGS = (
+    "--model.d-model 16 --model.encoder.num-layers 1 --model.encoder.feedforward-width 16 "
+    "--model.decoder.num-layers 1 --model.decoder.feedforward-width 16 --model.dropout.residual 0.1 "
+    f"--training.steps {STEPS} --training.batch-size 4 --training.log-every 1 --training.checkpoint-every 10 "
+    "--training.evaluate-every 16 --training.evaluate-batches 2"
+)
 
 
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory):
     """The losses of a run in one go."""
     run = tmp_path_factory.mktemp("whole") / "run"
-    assert train.main(["dates", "--run", str(run), *FLAGS]) == 0
+    succeed(train, f"dates --run {run} {FLAGS}")
     rows = losses(run)
     assert len(rows) == STEPS + 3
     return rows
@@ -42,7 +41,7 @@ def uninterrupted(tmp_path_factory):
 )
 def test_stopped_and_started_again(number, at, status, tmp_path, uninterrupted, capsys):
     run = tmp_path / "run"
-    process = start([ROOT / "train.py", "dates", "--run", run, *FLAGS], 1)
+    process = start([ROOT / "train.py", "dates", "--run", run, *FLAGS.split()], 1)
     while not any(row["step"] >= at for row in read_metrics(run / "metrics.jsonl")):
         assert process.poll() is None, process.communicate()
         time.sleep(0.05)
@@ -58,8 +57,8 @@ def test_stopped_and_started_again(number, at, status, tmp_path, uninterrupted, 
         newest = max(int(path.name) for path in (run / "checkpoints").iterdir())
         flip_bit(f"checkpoints/{newest}")(run)
 
-    assert train.main(["dates", "--run", str(run), *FLAGS]) == 0
+    succeed(train, f"dates --run {run} {FLAGS}")
     assert number != signal.SIGTERM or f"step {newest}: " in capsys.readouterr().out
     assert losses(run) == uninterrupted
-    summary = json.loads((run / "summary.json").read_text())
+    summary = read_json(run / "summary.json")
     assert (summary["steps"], summary["val_loss"]) == (STEPS, uninterrupted[-1]["val_loss"])

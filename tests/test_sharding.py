@@ -10,13 +10,13 @@ import pytest
 from flax import traverse_util
 
 from jax_tformer.config import LoraConfig
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.model.parameters import AXES, axes_of
 from jax_tformer.training import processes
 from jax_tformer.training.sharding import describe_shards, make_mesh, parameter_shardings
+from tests.refusals import refused
 
 
 @pytest.fixture
@@ -50,7 +50,7 @@ def test_the_data_axis_takes_what_divides_the_batch(asked, rows, shape, eight_de
     ],
 )
 def test_meshes_that_cannot_be(asked, rows, message, eight_devices):
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         make_mesh(MeshConfig(**asked), rows)
 
 
@@ -94,6 +94,6 @@ def test_what_devices_hold_and_exchange_is_said():
 def test_a_mesh_that_leaves_a_process_without_a_device_is_refused(monkeypatch):
     monkeypatch.setattr(processes, "count", lambda: 3)
     devices = [SimpleNamespace(process_index=number) for number in (0, 0, 2)]
-    with pytest.raises(InputError, match="data 3, which leaves process 1 of 3 without a device; expected one of each"):
+    with refused("data 3, which leaves process 1 of 3 without a device; expected one of each"):
         processes.require_device_each(devices, "the mesh is data 3")
     processes.require_device_each([*devices, SimpleNamespace(process_index=1)], "the mesh is data 4")

@@ -1,6 +1,5 @@
 """A run that is killed again and again, at any moment, ends as one that was left alone: not one bit is lost."""
 
-import json
 import random
 import re
 import shutil
@@ -12,17 +11,16 @@ import jax
 import numpy as np
 import pytest
 
+from jax_tformer.files import read_json
 from jax_tformer.runs.checkpoints import find_damage, list_steps, orbax, restore
 from tests.several_processes import finish, train
 from tests.small_runs import losses
 
-STEPS = 100
 MANY = (
-    *("--steps", STEPS, "--training.evaluate-every", "25", "--training.evaluate-batches", "1", "--mesh.fsdp", "2"),
-    *("--training.checkpoint-every", "4", "--model.d-model", "16", "--model.decoder.num-layers", "1"),
-    *("--model.decoder.num-heads", "2", "--model.decoder.feedforward-width", "16", "--model.dropout.residual", "0.1"),
-    *("--data.context-length", "8", "--sample.max-new-tokens", "4", "--sample.count", "1"),
-    *("--distributed.timeout", "20"),
+    "--steps 100 --training.evaluate-every 25 --training.evaluate-batches 1 --training.checkpoint-every 4 "
+    "--model.d-model 16 --model.decoder.num-layers 1 --model.decoder.num-heads 2 --model.decoder.feedforward-width 16 "
+    "--model.dropout.residual 0.1 --data.context-length 8 --sample.max-new-tokens 4 --sample.count 1 --mesh.fsdp 2 "
+    "--distributed.timeout 20"
 )
 VICTIMS = {1: [(0,)], 2: [(0, 1), (0, 1), (0, 1), (0,), (1,)]}
 """Who is killed: both processes in three of five rounds, as where a machine goes down; the other must end by itself."""
@@ -39,8 +37,8 @@ def result_of(run):
         found = restore(checkpoints, arrays)
         leaves = jax.tree_util.tree_leaves_with_path(found.state)
         bits = [(jax.tree_util.keystr(path), str(leaf.dtype), np.asarray(leaf).tobytes()) for path, leaf in leaves]
-    summary, samples = json.loads((run / "summary.json").read_text()), (run / "samples.txt").read_text()
-    return losses(run), bits, found.extra | {"seconds": None}, summary["val_loss"], samples
+    held_out, samples = read_json(run / "summary.json")["val_loss"], (run / "samples.txt").read_text()
+    return losses(run), bits, found.extra | {"seconds": None}, held_out, samples
 
 
 def rows_in(run):
@@ -80,7 +78,7 @@ def test_kills_at_random_moments_lose_nothing(count, kills, soak, tmp_path, requ
     # Of the moments that are always the same, one leaves the first process waiting for a heartbeat.
     wanted, draw = (kills, random.Random(215)) if seed is None else (soak, random.Random(seed))
     began, devices = time.monotonic(), 2 // count
-    children = train(tmp_path / "alone", count, devices, *MANY)
+    children = train(tmp_path / "alone", count, devices, MANY)
     while not rows_in(tmp_path / "alone") and children[0].poll() is None:
         time.sleep(0.01)
     start = time.monotonic() - began
@@ -89,7 +87,7 @@ def test_kills_at_random_moments_lose_nothing(count, kills, soak, tmp_path, requ
     rows, run, found = len(expected[0]), tmp_path / "killed", Counter()
     while found["kills"] < wanted or run.exists():
         before, victims = saves_in(run), ()
-        children = train(run, count, devices, *MANY)
+        children = train(run, count, devices, MANY)
         if found["kills"] < wanted:
             moment = wait_for_a_moment(run, children, draw, rows, start)
             victims = draw.choice(VICTIMS[count])

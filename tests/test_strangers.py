@@ -9,12 +9,12 @@ from pathlib import Path
 import pytest
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import ExperimentConfig, TextData, TokenizerConfig
 from jax_tformer.data.tokenizers import build_tokenizer
 from jax_tformer.files import from_dict, parse_json, read_text
 from jax_tformer.runs.folder import RunFolder
 from tests.damages import link, pipe, write
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[1]
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -43,7 +43,7 @@ def test_json_that_is_read():
     assert parse_json(json.dumps(values)) == values
     # A whole number may stand in place of another, but a string may not.
     assert type(from_dict(StackConfig, {"norm_eps": 2**64}, where="a file").norm_eps) is float
-    with pytest.raises(InputError, match="a file is not a valid StackConfig"):
+    with refused("a file is not a valid StackConfig"):
         from_dict(StackConfig, {"norm_eps": "1"}, where="a file")
 
 
@@ -52,7 +52,7 @@ def test_json_that_is_read():
 )
 def test_files_that_are_none(tmp_path, name, message):
     (tmp_path / "large").write_bytes(b" " * 101)
-    with pytest.raises(InputError, match=message):
+    with refused(message):
         read_text(tmp_path / name, most=100)
 
 
@@ -76,7 +76,7 @@ def test_what_training_would_write_to_is_in_the_folder(tmp_path, other, kind, na
     (tmp_path / "run" / name).parent.mkdir(exist_ok=True)
     RunFolder(tmp_path / "run").check()
     other(name)(tmp_path / "run")
-    with pytest.raises(InputError, match=f"{name} is {kind}; expected a file or a folder"):
+    with refused(f"{name} is {kind}; expected a file or a folder"):
         RunFolder(tmp_path / "run").check()
 
 

@@ -163,7 +163,11 @@ SINUSOIDAL = replace(CONFIG, decoder=replace(STACK, positions="sinusoidal_half",
     ("config", "options", "message"),
     [
         (CONFIG, {"architecture": "BertModel"}, "do not both have an encoder"),
-        (CONFIG, {"architecture": "T5Stack"}, "architecture is 'T5Stack'; expected one of .*GPT2LMHeadModel"),
+        (
+            CONFIG,
+            {"architecture": "T5Stack"},
+            "architecture is 'T5Stack', not a known .* expected one of .*GPT2LMHeadModel",
+        ),
         (SINUSOIDAL, {}, r"no class .* GPT2LMHeadModel.*; the nearest: .*decoder\.positions"),
         (CONFIG, {"dtype": "int8"}, "dtype is 'int8'; expected one of float64"),
         (CONFIG, {"max_shard_size": "5 gigs"}, "max_shard_size is '5 gigs'"),

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple, Protocol, TypeVar
 
 import numpy as np
 import safetensors
@@ -23,11 +23,12 @@ from numpy.typing import ArrayLike
 from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.errors import InputError, reason_of, require
+from jax_tformer.config.errors import InputError, reason_of
 from jax_tformer.files import from_dict, parse_json, to_dict
 from jax_tformer.functional import Params, transformer
 from jax_tformer.model.parameters import Shape, axes_of, flatten, matrix_shape, unflatten
 
+C = TypeVar("C")
 Region = tuple[slice, ...]
 """A slice of each axis."""
 _STRIP = 256
@@ -294,17 +295,24 @@ def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
     Raises InputError if the file is missing, damaged or without a config, and WeightsError if they do not fit.
     """
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            metadata = file.metadata() or {}
+        config = read_header(path, CONFIG_KEY, TransformerConfig)
         weights = load_file(path)
     except (OSError, safetensors.SafetensorError) as error:
         raise InputError(f"cannot read weights from {path}: {reason_of(error)}") from error
-    require(
-        CONFIG_KEY in metadata, f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights"
-    )
-    try:
-        values = parse_json(metadata[CONFIG_KEY])
-    except ValueError as error:
-        raise InputError(f"the config in the header of {path} is not JSON ({error})") from error
-    config = from_dict(TransformerConfig, values, where=str(path))
+    if config is None:
+        raise InputError(f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights")
     return from_reference(weights, transformer(config).shapes), config
+
+
+def read_header(path: Path | str, key: str, kind: type[C]) -> C | None:
+    """Returns the config that the header of a file of safetensors has under `key`; None if there is none.
+
+    Raises InputError if it is damaged, and what the library raises for a file that it cannot read.
+    """
+    with safetensors.safe_open(path, framework="numpy") as file:
+        said = (file.metadata() or {}).get(key)
+    try:
+        values = None if said is None else parse_json(said)
+    except ValueError as error:
+        raise InputError(f"the header of {path} is damaged ({error}); restore it") from error
+    return None if said is None else from_dict(kind, values, where=str(path))

@@ -29,6 +29,7 @@ from jax_tformer.hub.families import (
     Fields,
     Layout,
     config_from_huggingface,
+    family_called,
     family_of,
     write_settings,
 )
@@ -255,13 +256,8 @@ def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str
 
     Raises CannotExpress if none can express the config, with what is in the way of the nearest.
     """
-    require(
-        architecture is None or architecture in FAMILIES,
-        f"architecture is {architecture!r}; expected one of {', '.join(FAMILIES)}",
-    )
-    if architecture is not None or net.origin is not None:
-        chosen = architecture or net.origin.architecture
-        return chosen, _settings(FAMILIES[chosen], net.config)
+    if chosen := architecture or (net.origin and net.origin.architecture):
+        return chosen, _settings(family_called(chosen), net.config)
     problems = []
     for name, family in FAMILIES.items():
         try:

@@ -359,15 +359,11 @@ class Place(NamedTuple):
         """Returns the part for one of our arrays."""
         return self.split(np.asarray(theirs))[number]
 
-    def fill(self, theirs: np.ndarray, ours: Iterable[View]) -> None:
-        """Writes our arrays into one of theirs."""
-        for part, array in zip(self.split(theirs), ours, strict=True):
-            copy_array(part, np.asarray(array).reshape(part.shape))
-
     def fuse(self, ours: Sequence[View]) -> np.ndarray:
         """Makes their array of ours."""
         theirs = np.empty(self.shape, ours[0].dtype)
-        self.fill(theirs, ours)
+        for part, array in zip(self.split(theirs), ours, strict=True):
+            copy_array(part, np.asarray(array).reshape(part.shape))
         return theirs
 
 
@@ -501,7 +497,7 @@ def family_of(config: Settings) -> Family:
     named = config.get("architectures")
     if not isinstance(named, list) or len(named) != 1:
         raise InputError(f"architectures is {named!r} in the Hugging Face config; expected a list of one class")
-    return _family(str(named[0]))
+    return family_called(str(named[0]))
 
 
 def from_huggingface(config: Settings, weights: Weights) -> tuple[TransformerConfig, Arrays]:
@@ -523,17 +519,18 @@ def to_huggingface(architecture: str, config: TransformerConfig, weights: Weight
     Raises InputError if the class is unknown or cannot express `config`, and WeightsError if the weights (as
     `names.to_reference` returns them) do not fit `config`.
     """
-    family = _family(architecture)
+    family = family_called(architecture)
     theirs = {"architectures": [architecture], **write_settings(family, config)}
     views = Layout(family.rows(config), config).theirs(once(weights))
     return theirs, {name: np.asarray(view) for name, view in views.items()}
 
 
-def _family(architecture: str) -> Family:
-    require(
-        architecture in FAMILIES,
-        f"{architecture!r} is not a known Hugging Face class; expected one of {', '.join(FAMILIES)}",
-    )
+def family_called(architecture: str | None) -> Family:
+    """Returns the tables of a class in `transformers`; raises InputError for a class that we do not have."""
+    if architecture not in FAMILIES:
+        raise InputError(
+            f"architecture is {architecture!r}, not a known Hugging Face class; expected one of {', '.join(FAMILIES)}"
+        )
     return FAMILIES[architecture]
 
 

@@ -205,7 +205,7 @@ REFUSED = [
     ("gpt2", {"num_hidden_layers": 12}, "n_layer is 3 and num_hidden_layers is 12 .* two names of one setting"),
     ("gpt2", {"scale_attn_weights": "yes"}, "expected one of True, False"),
     ("gpt2", {"architectures": None}, "expected a list of one class"),
-    ("gpt2", {"architectures": ["T5Model"]}, "'T5Model' is not a known"),
+    ("gpt2", {"architectures": ["T5Model"]}, "'T5Model', not a known"),
     ("bert masked", {"hidden_dropout_prob": 1.5}, "from 0 to below 1"),
     ("bert", {"per_layer_config": {"0": {"hidden_act": "relu"}}}, "per_layer_config is .* only None"),
     ("bert tokens", {"num_labels": 7}, "id2label names 5 classes and num_labels is 7 .* expected one number"),

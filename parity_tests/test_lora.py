@@ -230,7 +230,7 @@ def test_adapters_that_are_not_there_are_not_saved(tmp_path):
     with pytest.raises(InputError, match="has no adapters to save"):
         save_adapters(tmp_path / "ours", model.net, model.params, architecture=model.architecture)
     net, params = model.adapted(SOME)
-    with pytest.raises(InputError, match="architecture is None; expected one of"):
+    with pytest.raises(InputError, match=r"architecture is None, .* expected one of"):
         save_adapters(tmp_path / "ours", net, params)
     assert not list(tmp_path.iterdir())
 

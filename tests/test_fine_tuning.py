@@ -163,7 +163,7 @@ def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
         ("text --init gpt2 --run run", "holds a run that began with "),
         ("--run gpt2", "train.py --init trains it"),
         ("text --init gpt2 --export gpt2", "gpt2 is there already; expected a new or empty folder"),
-        ("text --init unknown", "'SomeModel' is not a known Hugging Face class; expected one of"),
+        ("text --init unknown", "'SomeModel', not a known Hugging Face class; expected one of"),
         ("text --init silent", "has no tokenizer.json"),
         ("text --init broken", "model.safetensors"),
     ],

@@ -127,15 +127,16 @@ def test_damaged_folders(original, damage, message, request, tmp_path):
     assert len(str(error.value)) < 5000
 
 
-def test_a_file_that_shrinks_while_it_is_read(whole, tmp_path, monkeypatch):
+@pytest.mark.parametrize("change", [cut(WEIGHTS, 900), lambda folder: (folder / WEIGHTS).touch()], ids=["cut", "new"])
+def test_a_file_that_changes_while_it_is_read(change, whole, tmp_path, monkeypatch):
     folder = Path(shutil.copytree(whole, tmp_path / "model"))
     placed = pretrained._placed
 
-    def shrink(*given):
-        cut(WEIGHTS, 900)(folder)
+    def interrupted(*given):
+        change(folder)
         return placed(*given)
 
-    monkeypatch.setattr(pretrained, "_placed", shrink)
+    monkeypatch.setattr(pretrained, "_placed", interrupted)
     with refused("changed while it was read"):
         load_pretrained(folder)
 
@@ -162,7 +163,11 @@ SINUSOIDAL = replace(CONFIG, decoder=replace(STACK, positions="sinusoidal_half",
     ("config", "options", "message"),
     [
         (CONFIG, {"architecture": "BertModel"}, "do not both have an encoder"),
-        (CONFIG, {"architecture": "T5Stack"}, "architecture is 'T5Stack'; expected one of .*GPT2LMHeadModel"),
+        (
+            CONFIG,
+            {"architecture": "T5Stack"},
+            "architecture is 'T5Stack', not a known .* expected one of .*GPT2LMHeadModel",
+        ),
         (SINUSOIDAL, {}, r"no class .* GPT2LMHeadModel.*; the nearest: .*decoder\.positions"),
         (CONFIG, {"dtype": "int8"}, "dtype is 'int8'; expected one of float64"),
         (CONFIG, {"max_shard_size": "5 gigs"}, "max_shard_size is '5 gigs'"),

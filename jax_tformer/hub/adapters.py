@@ -4,19 +4,18 @@ PEFT has A `[R, inputs]` and B `[outputs, R]` for a module, whatever the layout 
 several of our projections are one fused matrix there (GPT-2's c_attn), it has one A for all, and we have one for each:
 
 - theirs become ours with A repeated and B split;
-- ours become theirs with that A where all projections have adapters and equal As; otherwise with their As below one
-  another, and each B beside zeros, in the columns that belong to its A. That is as many times the rank.
+- ours become theirs with that A where all As are equal; otherwise with the As below one another, and each B beside
+  zeros, in the columns that belong to its A. That is as many times the rank.
 """
 
 import json
 import math
 import re
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple, get_args
 
-import einops
 import jax
 import numpy as np
 import safetensors
@@ -26,9 +25,7 @@ from jax_tformer.config import LoraConfig, LoraTarget
 from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import (
     Json,
-    from_dict,
     new_folder,
-    parse_json,
     read_json,
     require_new_folder,
     to_dict,
@@ -36,9 +33,19 @@ from jax_tformer.files import (
     write_json,
 )
 from jax_tformer.functional import AnyTransformer, Params, transformer
-from jax_tformer.hub.families import FAMILIES, Arrays, Layout, Place
+from jax_tformer.hub.families import Arrays, Layout, Place, family_called
 from jax_tformer.hub.folder import open_file
-from jax_tformer.hub.names import STACKED, WeightsError, from_reference, listed, read, require_fit, slots, to_reference
+from jax_tformer.hub.names import (
+    STACKED,
+    WeightsError,
+    from_reference,
+    listed,
+    read,
+    read_header,
+    require_fit,
+    slots,
+    to_reference,
+)
 from jax_tformer.lora import join_adapters, split_adapters, without_adapters
 
 CONFIG = "adapter_config.json"
@@ -85,16 +92,16 @@ class Module(NamedTuple):
         outputs, inputs = self.place.shape[::-1] if self.inputs_first else self.place.shape
         return (rank, inputs), (outputs, rank)
 
-    def split(self, b: np.ndarray) -> list[np.ndarray]:
-        """Splits a B into those of our projections."""
-        laid = b.T if self.inputs_first else b
-        return list(einops.rearrange(laid, self.place.axes, n=len(self.parts), **self.place.sizes))
+    def own_parts(self, adapted: Sequence[str], rank: int, b: np.ndarray) -> Iterator[tuple[str, slice, np.ndarray]]:
+        """Yields each adapted projection with the rows of A that are its own, and its part `[..., rank]` of B.
 
-    def fuse(self, parts: Iterable[np.ndarray]) -> np.ndarray:
-        """Inverts `split`."""
-        before, after = self.place.axes.split(" -> ")
-        laid = einops.rearrange(np.stack(list(parts)), f"{after} -> {before}", **self.place.sizes)
-        return np.ascontiguousarray(laid.T if self.inputs_first else laid)
+        An A of `rank` rows is one for all, a longer one has the rows of each below one another.
+        """
+        parts = dict(zip(self.parts, self.place.split(b.T if self.inputs_first else b), strict=True))
+        for number, name in enumerate(adapted):
+            start = number * rank if b.shape[1] > rank else 0
+            rows = slice(start, start + rank)
+            yield name, rows, parts[name][..., rows]
 
 
 def save_adapters(
@@ -156,7 +163,7 @@ def load_adapters(
     try:
         found = modules(layout)
         theirs = pairs(layout, found, arrays)
-        lora, ours = _read(said, found, theirs, _own_config(path / WEIGHTS))
+        lora, ours = _read(said, found, theirs, read_header(path / WEIGHTS, _KEY, LoraConfig))
         adapted = transformer(replace(net.config, lora=lora))
         shapes = split_adapters(adapted.shapes)[0]
         if missing := slots(shapes).keys() - ours.keys():
@@ -171,11 +178,8 @@ def load_adapters(
 
 def _layout(net: AnyTransformer, architecture: str | None) -> Layout:
     """Returns the layout of the model that adapters are for."""
-    chosen = architecture or (None if net.origin is None else net.origin.architecture)
-    if chosen not in FAMILIES:
-        raise InputError(f"architecture is {chosen!r}; expected one of {', '.join(FAMILIES)}")
     config = without_adapters(net.config)
-    return Layout(FAMILIES[chosen].rows(config), config)
+    return Layout(family_called(architecture or (net.origin and net.origin.architecture)).rows(config), config)
 
 
 def _written(
@@ -232,18 +236,6 @@ def _read_config(path: Path) -> Json:
     return said
 
 
-def _own_config(path: Path) -> LoraConfig | None:
-    """Returns the LoraConfig in the header of a file of `save_adapters`; None in those of others."""
-    with safetensors.safe_open(path, framework="numpy") as file:
-        told = (file.metadata() or {}).get(_KEY)
-    if told is None:
-        return None
-    try:
-        return from_dict(LoraConfig, parse_json(told), where=str(path))
-    except ValueError as error:
-        raise InputError(f"the header of {path} is damaged ({error}); restore it") from error
-
-
 def _read(
     said: Json,
     found: Mapping[str, Module],
@@ -281,13 +273,8 @@ def _pattern(said: Json, field: str, module: str, otherwise: Any) -> Any:
 
 def _is_own(own: LoraConfig, found: Mapping[str, Module], theirs: Mapping[str, Pair]) -> bool:
     """Whether the adapters still are as `save_adapters` lays them out: others may have trained them since."""
-    read = read_adapters(found, theirs, own)
-    again = write_adapters({name: found[name] for name in theirs}, read)
-    return again.keys() == theirs.keys() and all(
-        mine.shape == yours.shape and (mine == yours).all()
-        for name, pair in again.items()
-        for mine, yours in zip(pair, theirs[name], strict=True)
-    )
+    again = write_adapters(found, read_adapters(found, theirs, own))
+    return again.keys() == theirs.keys() and jax.tree.all(jax.tree.map(np.array_equal, again, dict(theirs)))
 
 
 def modules(layout: Layout) -> dict[str, Module]:
@@ -310,20 +297,14 @@ def write_adapters(found: Mapping[str, Module], ours: Mapping[str, np.ndarray]) 
     """Returns (A, B) of their modules, from adapters with the names and layouts of `torch_ref`."""
     theirs = {}
     for name, module in found.items():
-        adapted = [part for part in module.parts if f"{part}.lora.a.weight" in ours]
-        if not adapted:
-            continue
-        first, *others = (ours[f"{part}.lora.a.weight"] for part in adapted)
-        bs = {part: ours[f"{part}.lora.b.weight"] for part in adapted}
-        if len(adapted) == len(module.parts) and all(other.tobytes() == first.tobytes() for other in others):
-            theirs[name] = first, module.fuse(bs.values())
-            continue
-        rank = len(first)
-        a = np.concatenate([first, *others])
-        wide = {part: np.zeros((len(bs[adapted[0]]), len(a)), a.dtype) for part in module.parts}
-        for number, part in enumerate(adapted):
-            wide[part][:, number * rank : (number + 1) * rank] = bs[part]
-        theirs[name] = a, module.fuse(wide.values())
+        if adapted := [part for part in module.parts if f"{part}.lora.a.weight" in ours]:
+            several = [ours[f"{part}.lora.a.weight"] for part in adapted]
+            alike = all(a.tobytes() == several[0].tobytes() for a in several)
+            a = np.concatenate(several[:1] if alike else several)
+            b = np.zeros(module.shapes(len(a))[1], a.dtype)
+            for part, _, columns in module.own_parts(adapted, len(several[0]), b):
+                columns[...] = ours[f"{part}.lora.b.weight"].reshape(columns.shape)
+            theirs[name] = a, b
     return theirs
 
 
@@ -343,12 +324,10 @@ def read_adapters(found: Mapping[str, Module], theirs: Mapping[str, Pair], lora:
     for name, (a, b) in theirs.items():
         module = found[name]
         adapted = [part for part in module.parts if lora is None or lora.adapts(part.split(".")[-1])]
-        parts = dict(zip(module.parts, module.split(b), strict=True))
-        step = 0 if lora is None or len(a) == lora.rank else lora.rank
-        for number, part in enumerate(adapted):
-            columns = slice(number * step, number * step + (step or len(a)))
-            ours[f"{part}.lora.a.weight"] = np.ascontiguousarray(a[columns])
-            ours[f"{part}.lora.b.weight"] = np.ascontiguousarray(parts[part][:, columns])
+        rank = len(a) if lora is None else lora.rank
+        for part, rows, columns in module.own_parts(adapted, rank, b):
+            ours[f"{part}.lora.a.weight"] = a[rows]
+            ours[f"{part}.lora.b.weight"] = columns.reshape(-1, rank)
     return ours
 
 

@@ -292,27 +292,37 @@ def _require_kind(name: str, value: Any, where: str) -> None:
     require(fits(value), f"{name} is {value!r:.60} in {where}; expected {expected}")
 
 
+@dataclass(frozen=True)
 class Stored:
-    """An array in a safetensors file: a view, of which each part is read when it is asked for.
+    """An array in a file of safetensors: a view, which maps that part of the file where somebody reads it.
 
     The file is open for a moment only, so that what was read of it takes no memory later.
     """
 
-    def __init__(self, path: Path, name: str, shape: tuple[int, ...], type_: str) -> None:
-        self._path = path
-        self._name = name
-        self.shape, self.type = shape, type_
-        """The type as safetensors calls it."""
-        self.dtype = TYPES.get(type_, np.dtype(np.uint8))
+    shape: tuple[int, ...]
+    type: str
+    """The type as safetensors calls it."""
+    path: Path
+    begin: int
+    """The array's first byte in the file."""
+    written: int
+    """When the file was written, in nanoseconds."""
 
-    def __getitem__(self, region: tuple[slice, ...]) -> np.ndarray:
+    @property
+    def dtype(self) -> np.dtype[Any]:
+        """The type of the elements; one byte for types that we do not read."""
+        return TYPES.get(self.type, np.dtype(np.uint8))
+
+    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
+        """Maps the array; raises InputError if the file is no longer the one that was opened."""
         try:
-            with safetensors.safe_open(self._path, framework="numpy") as file:
-                return file.get_slice(self._name)[region]
-        except (OSError, safetensors.SafetensorError) as error:
+            array = np.memmap(self.path, self.dtype, "r", self.begin, self.shape)
+            require(self.path.stat().st_mtime_ns == self.written, "it was written again")
+        except (OSError, ValueError) as error:
             raise InputError(
-                f"{self._path} changed while it was read ({error}); restore it, and load it again"
+                f"{self.path} changed while it was read ({error}); restore it, and load it again"
             ) from error
+        return array
 
 
 def open_tensors(folder: Path) -> dict[str, Stored]:
@@ -394,11 +404,15 @@ def open_file(folder: Path, name: str) -> dict[str, Stored]:
     """
     path = inside(folder, name)
     try:
-        with safetensors.safe_open(path, framework="numpy") as file:
-            slices = {name: file.get_slice(name) for name in file.keys()}  # noqa: SIM118
-            return {
-                name: Stored(path, name, tuple(part.get_shape()), part.get_dtype()) for name, part in slices.items()
-            }
+        with safetensors.safe_open(path, framework="numpy"), open(path, "rb") as file:
+            header = json.loads(file.read(int.from_bytes(file.read(8), "little")))
+            begin = file.tell()
+            written = os.fstat(file.fileno()).st_mtime_ns
+        header.pop("__metadata__", None)
+        return {
+            name: Stored(tuple(told["shape"]), told["dtype"], path, begin + told["data_offsets"][0], written)
+            for name, told in header.items()
+        }
     except (OSError, ValueError, safetensors.SafetensorError) as error:
         with open(path, "rb") as damaged:
             start = damaged.read(8)

@@ -29,6 +29,7 @@ from jax_tformer.hub.families import (
     Fields,
     Layout,
     config_from_huggingface,
+    family_called,
     family_of,
     write_settings,
 )
@@ -44,7 +45,6 @@ from jax_tformer.hub.folder import (
     read_origin,
 )
 from jax_tformer.hub.names import (
-    Region,
     View,
     Views,
     WeightsError,
@@ -177,7 +177,9 @@ def _placed(views: Views, shapes: Params, mesh: Mesh | None) -> Params:
     declared = flatten(shapes)
     shardings = {} if mesh is None else flatten(parameter_shardings(mesh, shapes))
     placed = {}
-    for path, view in views.items():
+    # The largest first: the file's pages of an array take memory as well, while it is read.
+    for path in sorted(views, key=lambda path: -declared[path].size):
+        view = views[path]
         dtype = np.dtype(declared[path].dtype)
         if mesh is None:
             placed[path] = jax.device_put(read(view, dtype))
@@ -191,11 +193,10 @@ def _spread(view: View, dtype: np.dtype, sharding: jax.sharding.NamedSharding) -
 
     def part(index: tuple[slice, ...] | None) -> np.ndarray:
         assert index is not None  # parameters are arrays
-        region = tuple(slice(*along.indices(size)[:2]) for along, size in zip(index, view.shape, strict=True))
         # Devices that hold copies share what was read.
-        key = tuple((along.start, along.stop) for along in region)
+        key = tuple((along.start, along.stop) for along in index)
         if key not in parts:
-            parts[key] = read(view, dtype, region)
+            parts[key] = read(view, dtype, index)
         return parts[key]
 
     return jax.make_array_from_callback(view.shape, sharding, part)
@@ -255,13 +256,8 @@ def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str
 
     Raises CannotExpress if none can express the config, with what is in the way of the nearest.
     """
-    require(
-        architecture is None or architecture in FAMILIES,
-        f"architecture is {architecture!r}; expected one of {', '.join(FAMILIES)}",
-    )
-    if architecture is not None or net.origin is not None:
-        chosen = architecture or net.origin.architecture
-        return chosen, _settings(FAMILIES[chosen], net.config)
+    if chosen := architecture or (net.origin and net.origin.architecture):
+        return chosen, _settings(family_called(chosen), net.config)
     problems = []
     for name, family in FAMILIES.items():
         try:
@@ -397,20 +393,8 @@ def _as_loaded(files: Mapping[str, bytes]) -> Tokenizer | None:
         return load_tokenizer(folder)
 
 
-class _OnDevices:
-    """An array on devices as a view: only what is read is fetched."""
-
-    def __init__(self, array: jax.Array) -> None:
-        self._array = array
-        self.shape = array.shape
-        self.dtype = np.dtype(array.dtype)
-
-    def __getitem__(self, region: Region) -> np.ndarray:
-        return np.asarray(self._array[region])
-
-
-def _on_host(leaf: Any) -> View:
-    """Returns a view of a parameter; raises InputError if it is partly on devices of another process."""
+def _on_host(leaf: Any) -> Any:
+    """Returns a parameter from which layers can be read; raises InputError if another process has a part of it."""
     if not isinstance(leaf, jax.Array):
         return np.asarray(leaf)
     require(
@@ -418,8 +402,8 @@ def _on_host(leaf: Any) -> View:
         "the parameters are spread over processes; expected all in this one; gather them first",
     )
     devices = list(leaf.devices())
-    # The processor's memory is the host's, so nothing is copied.
-    return np.asarray(leaf) if len(devices) == 1 and devices[0].platform == "cpu" else _OnDevices(leaf)
+    # The processor's memory is the host's, so nothing is copied; from other devices, layer after layer is.
+    return np.asarray(leaf) if len(devices) == 1 and devices[0].platform == "cpu" else leaf
 
 
 def parse_size(size: int | str) -> int:
@@ -454,7 +438,10 @@ def write_tensors(folder: Path, tensors: Views, types: Mapping[str, str], most: 
 
 
 def _converted(name: str, view: View, type_: str) -> np.ndarray:
-    found = read(view, TYPES[type_])
-    if found.dtype != view.dtype and not np.isfinite(found).all() and np.isfinite(read(view)).all():
+    array = np.asarray(view)
+    # Numbers too large for the type become infinite.
+    with np.errstate(over="ignore"):
+        found = array.astype(TYPES[type_], copy=False)
+    if found.dtype != array.dtype and not np.isfinite(found).all() and np.isfinite(array).all():
         raise InputError(f"{name} holds numbers that {type_} cannot; save with dtype='float32'")
     return found

@@ -111,13 +111,21 @@ def kind_of(path: str) -> Literal["matrices", "tables", "head", "vectors"]:
     return "tables" if not outputs else "head" if outputs in ("V", "N") else "matrices"
 
 
-def as_matrix(path: str, x: Array) -> Array:
-    """Returns a matrix or table `[..., inputs, outputs]`, or a vector `[..., N]`, after the axis of stacked layers."""
+def matrix_shape(path: str, shape: Shape) -> Shape:
+    """Returns the shape `[..., inputs, outputs]` of the parameter as a matrix or table, `[..., N]` as a vector.
+
+    The axis of stacked layers, if there is one, stays first.
+    """
     axes = axes_of(path)
     sides = axes.split(" -> ") if " -> " in axes or is_vector(path) else axes.split()
-    first = x.ndim - len(axes.replace("->", "").split())
+    first = len(shape) - len(axes.replace("->", "").split())
     ends = [first + len(" ".join(sides[:n]).split()) for n in range(len(sides) + 1)]
-    return x.reshape(*x.shape[:first], *(math.prod(x.shape[start:end]) for start, end in pairwise(ends)))
+    return *shape[:first], *(math.prod(shape[start:end]) for start, end in pairwise(ends))
+
+
+def as_matrix(path: str, x: Array) -> Array:
+    """Returns the parameter in the shape of `matrix_shape`."""
+    return x.reshape(matrix_shape(path, x.shape))
 
 
 def flatten(params: dict[str, Any]) -> dict[str, Any]:

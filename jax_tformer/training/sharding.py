@@ -8,7 +8,6 @@ import re
 from collections import Counter
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from functools import partial
 from itertools import takewhile
 from typing import Any, TypeVar
 
@@ -94,17 +93,8 @@ def place_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.Array]:
     sharding = NamedSharding(mesh, BATCH)
     if sharding.is_fully_addressable:
         return jax.device_put(dict(batch), sharding)
-    whole = abstract_batch(mesh, batch)
-    batch_size = next(iter(whole.values())).shape[0]
-    made = local_rows(mesh, batch_size)
-
-    def part_of(rows: np.ndarray, index: tuple[slice, ...]) -> np.ndarray:
-        return rows[np.isin(made, np.arange(batch_size)[index[0]])][:, index[1]]
-
-    return {
-        name: jax.make_array_from_callback(rows.shape, sharding, partial(part_of, batch[name]))
-        for name, rows in whole.items()
-    }
+    shapes = {name: rows.shape for name, rows in abstract_batch(mesh, batch).items()}
+    return jax.make_array_from_process_local_data(sharding, dict(batch), shapes)
 
 
 def mesh_of(tree: PyTree) -> Mesh | None:

@@ -100,7 +100,7 @@ def explain(
         and stage == "forward"
         and (found := experiment(sides, first, second, (here, there)))
     ):
-        return Difference(stage, found.ours, found.theirs, (), found.said, True, True, **about)
+        return Difference(stage, found.ours, found.theirs, (), found.said, found.sure, found.sure, **about)
     if first is None or second is None:
         return _one_sided(stage, first or second, theirs if first else ours, about)
     origin = origin_of_order(first, second) if together else Origin(None, False)
@@ -130,8 +130,8 @@ def explain(
         pairs += [(one, other) for one, other, _ in elsewhere if one and other]
         for one, other in dict.fromkeys(pairs) if not what else ():
             if found := experiment(sides, one, other, (here, there), WAYS[: -1 if origin.exchanged else None]):
-                places = found.ours, found.theirs
-                return Difference(stage, *places, _agreed(one, other), found.said, True, True, **about)
+                places, sure = (found.ours, found.theirs), found.sure
+                return Difference(stage, *places, _agreed(one, other), found.said, sure, sure, **about)
     if origin.exchanged and wrong is None:
         said = f"{origin.said}: perhaps two weights are"
         return Difference(stage, *_places(first, second), (), said, False, False, **about)

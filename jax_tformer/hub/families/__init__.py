@@ -8,12 +8,15 @@ Every file of this folder that defines `FAMILIES` adds its classes; see docs/add
 """
 
 import re
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import lru_cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
 from typing import Any, NamedTuple
 
+import einops
+import jax
 import numpy as np
 from numpy.typing import ArrayLike
 
@@ -22,16 +25,14 @@ from jax_tformer.config.errors import InputError, require
 from jax_tformer.files import changed_fields, differences, from_dict, to_dict
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import (
-    Part,
-    Rearranged,
-    Stacked,
+    Lazy,
     View,
     Views,
     WeightsError,
+    copy_array,
     listed,
     once,
     read,
-    rearranged_shape,
     reference_shape,
     require_fit,
     same_bytes,
@@ -345,6 +346,26 @@ class Place(NamedTuple):
     tied: bool
     """Whether an earlier place holds the same numbers."""
 
+    def split(self, theirs: np.ndarray) -> np.ndarray:
+        """Returns `[n, ...]`: of one of their arrays the part for each of ours, in which more axes may be apart.
+
+        Nothing is copied, so that who writes into the parts writes into the array.
+        """
+        before, after = self.axes.split(" -> ")
+        apart = re.sub("[()]", "", after)
+        return einops.rearrange(theirs, f"{before} -> {apart}", n=len(self.ours), **self.sizes)
+
+    def part(self, theirs: View, number: int) -> np.ndarray:
+        """Returns the part for one of our arrays."""
+        return self.split(np.asarray(theirs))[number]
+
+    def fuse(self, ours: Sequence[View]) -> np.ndarray:
+        """Makes their array of ours."""
+        theirs = np.empty(self.shape, ours[0].dtype)
+        for part, array in zip(self.split(theirs), ours, strict=True):
+            copy_array(part, np.asarray(array).reshape(part.shape))
+        return theirs
+
 
 class Layout:
     """The rows of a class for one config: where each of their arrays is among ours."""
@@ -365,13 +386,15 @@ class Layout:
                     if row.optional:
                         continue
                     raise WeightsError(f"{theirs} becomes {listed(absent)}, which a model of this config does not have")
-                shape = self._shapes[ours[0]]
-                axes = _axes(row, shape)
-                shape = rearranged_shape((len(ours), *shape), _inverse(axes), row.sizes)
-                self.places.append(Place(theirs, shape, tuple(ours), axes, dict(row.sizes), ours[0] in filled))
+                self.places.append(self._place(row, theirs, *ours, tied=ours[0] in filled))
                 filled.update(ours)
         if unfilled := self._shapes.keys() - filled:
             raise WeightsError(f"this family has nothing that becomes {listed(unfilled)}")
+
+    def _place(self, row: Row, theirs: str, *ours: str, tied: bool = False) -> Place:
+        shape = self._shapes[ours[0]]
+        axes = row.axes or (VECTOR if len(shape) == 1 else MATRIX)
+        return Place(theirs, _fused_shape((len(ours), *shape), axes, row.sizes), ours, axes, dict(row.sizes), tied)
 
     def known(self, names: Iterable[str]) -> dict[str, str | None]:
         """Returns, for each name in a file, its name in the rows; None for arrays that are dropped.
@@ -411,9 +434,9 @@ class Layout:
         for place in self.places:
             if place.theirs not in given:
                 continue
-            parts = Rearranged(given[place.theirs], place.axes, place.sizes | {"n": len(place.ours)})
+            whole = given[place.theirs]
             for number, name in enumerate(place.ours):
-                part = Part(parts, number)
+                part = Lazy(self._shapes[name], whole.dtype, partial(place.part, whole, number))
                 if name in ours and not same_bytes(part, ours[name]):
                     raise WeightsError(
                         f"{place.theirs} should repeat the array that becomes {name}, and differs from it"
@@ -436,22 +459,21 @@ class Layout:
                 raise WeightsError(f"{', '.join(place.ours)} become one array; expected one type, not several")
             chosen = not place.tied if names is None or place.ours[0] not in written else place.theirs in names
             if chosen:
-                theirs[place.theirs] = Rearranged(Stacked(parts), _inverse(place.axes), place.sizes)
+                theirs[place.theirs] = Lazy(place.shape, parts[0].dtype, partial(place.fuse, parts))
         for row in self._rows:
             if row.filled is not None:
                 unused = weights[row.filled]
-                theirs[row.theirs] = Rearranged(Stacked([unused]), _inverse(_axes(row, unused.shape)))
+                place = self._place(row, row.theirs, row.filled)
+                theirs[row.theirs] = Lazy(place.shape, unused.dtype, partial(place.fuse, [unused]))
         return theirs
 
 
-def _axes(row: Row, shape: tuple[int, ...]) -> str:
-    """Returns the axes of the row of one of our arrays, which has this shape."""
-    return row.axes or (VECTOR if len(shape) == 1 else MATRIX)
-
-
-def _inverse(axes: str) -> str:
+@lru_cache
+def _fused_shape(shape: tuple[int, ...], axes: str, sizes: tuple[tuple[str, int], ...]) -> tuple[int, ...]:
+    """Returns the shape of their array that holds ours, `[n, ...]`; no size takes memory."""
     before, after = axes.split(" -> ")
-    return f"{after} -> {before}"
+    fuse = partial(einops.rearrange, pattern=f"{after} -> {before}", **dict(sizes))
+    return jax.eval_shape(fuse, jax.ShapeDtypeStruct(shape, np.float32)).shape
 
 
 def config_from_huggingface(config: Settings, weights: Views | None = None) -> TransformerConfig:
@@ -475,7 +497,7 @@ def family_of(config: Settings) -> Family:
     named = config.get("architectures")
     if not isinstance(named, list) or len(named) != 1:
         raise InputError(f"architectures is {named!r} in the Hugging Face config; expected a list of one class")
-    return _family(str(named[0]))
+    return family_called(str(named[0]))
 
 
 def from_huggingface(config: Settings, weights: Weights) -> tuple[TransformerConfig, Arrays]:
@@ -497,17 +519,18 @@ def to_huggingface(architecture: str, config: TransformerConfig, weights: Weight
     Raises InputError if the class is unknown or cannot express `config`, and WeightsError if the weights (as
     `names.to_reference` returns them) do not fit `config`.
     """
-    family = _family(architecture)
+    family = family_called(architecture)
     theirs = {"architectures": [architecture], **write_settings(family, config)}
     views = Layout(family.rows(config), config).theirs(once(weights))
-    return theirs, {name: read(view) for name, view in views.items()}
+    return theirs, {name: np.asarray(view) for name, view in views.items()}
 
 
-def _family(architecture: str) -> Family:
-    require(
-        architecture in FAMILIES,
-        f"{architecture!r} is not a known Hugging Face class; expected one of {', '.join(FAMILIES)}",
-    )
+def family_called(architecture: str | None) -> Family:
+    """Returns the tables of a class in `transformers`; raises InputError for a class that we do not have."""
+    if architecture not in FAMILIES:
+        raise InputError(
+            f"architecture is {architecture!r}, not a known Hugging Face class; expected one of {', '.join(FAMILIES)}"
+        )
     return FAMILIES[architecture]
 
 

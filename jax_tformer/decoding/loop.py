@@ -72,24 +72,24 @@ def start(
 
     `keys` are those of `row_keys`; `room` is at least the largest of the limits.
     """
-    logits, cache, history = _begin(net, params, prompts, keys.shape[1], cache_length, room)
-    step = Step(jnp.asarray(0, jnp.int32), jnp.repeat(prompts.limits, keys.shape[1]), history)
+    logits, cache, step = _begin(net, params, prompts, keys.shape[1], cache_length, room)
     state = State(cache, step, jnp.zeros(keys.size, bool), keys.reshape(-1), jnp.asarray(False))
     return _spread(append_token(rules, state, logits))
 
 
 def _begin(
     net: DecoderTransformer, params: Params, prompts: Prompts, count: int, cache_length: int, room: int
-) -> tuple[Logits, Cache, History]:
-    """Reads the prompts; returns the logits, the cache and the history of `count` rows for each.
+) -> tuple[Logits, Cache, Step]:
+    """Reads the prompts; returns the logits, the cache and the first step of `count` rows for each.
 
-    The history has `room` for new tokens.
+    The step's history has `room` for new tokens.
     """
     logits, cache = prefill(net, params, prompts, cache_length)
     rows = jnp.repeat(jnp.arange(len(prompts.tokens)), count)
     own = prompts.tokens, prompts.mask
     history = History.of(*own, room, prompts.source or own).take(rows)
-    return logits[rows], take_sequences(cache, rows) if count > 1 else cache, history
+    step = Step(jnp.asarray(0, jnp.int32), prompts.limits[rows], history)
+    return logits[rows], take_sequences(cache, rows) if count > 1 else cache, step
 
 
 @partial(jax.jit, static_argnames="net", donate_argnames="state")
@@ -215,12 +215,9 @@ class Beams(NamedTuple):
     """Finished sequences; their scores are divided by the length penalty."""
     improvable: Bool[Array, " B"]
     """Whether an unfinished sequence might still overtake a finished one."""
-    history: History
-    """That of each of the B * W unfinished sequences."""
     cache: Cache
-    limits: Int[Array, " B"]
-    length: Count
-    """How many tokens the unfinished sequences have."""
+    step: Step
+    """Which token comes next in each of the B * W unfinished sequences, after how many."""
     broken: Bool[Array, ""]
     """Whether an unfinished sequence had NaN among its logits."""
     closed: Bool[Array, " B"]
@@ -237,7 +234,7 @@ def start_search(
     """
     batch = len(prompts.tokens)
     width = rules.num_beams
-    logits, cache, history = _begin(net, params, prompts, width, cache_length, room)
+    logits, cache, step = _begin(net, params, prompts, width, cache_length, room)
     nothing = Sequences(
         jnp.full((batch, width, room), rules.end_ids[0], jnp.int32),
         jnp.zeros((batch, width), jnp.int32),
@@ -249,14 +246,12 @@ def start_search(
         nothing._replace(scores=nothing.scores.at[:, 0].set(0), exist=nothing.exist.at[:, 0].set(True)),
         nothing,
         jnp.ones(batch, bool),
-        history,
         cache,
-        prompts.limits,
-        jnp.asarray(0, jnp.int32),
+        step,
         jnp.asarray(False),
         jnp.zeros(batch, bool),
     )
-    return _spread(_extend_beams(rules, beams, logits.reshape(batch, width, -1)))
+    return _spread(_extend_beams(rules, beams, logits))
 
 
 @partial(jax.jit, static_argnames="net", donate_argnames="beams")
@@ -267,14 +262,16 @@ def search(net: DecoderTransformer, rules: Rules, params: Params, beams: Beams, 
     Those among the first W that end, or are as long as `limits` allows, compete for the W finished sequences. The W
     best of those that do not end continue.
     """
-    last = beams.length + steps
+    last = beams.step.position + steps
 
     def one_more(beams: Beams) -> Beams:
-        tokens = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.length - 1, axis=2, keepdims=False)
+        tokens = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.step.position - 1, axis=2, keepdims=False)
         logits, cache = extend(net, params, tokens.reshape(-1, 1), beams.cache)
-        return _extend_beams(rules, beams._replace(cache=cache), logits.reshape(*tokens.shape, -1))
+        return _extend_beams(rules, beams._replace(cache=cache), logits)
 
-    return _spread(jax.lax.while_loop(lambda beams: ~beams.closed.all() & (beams.length < last), one_more, beams))
+    return _spread(
+        jax.lax.while_loop(lambda beams: ~beams.closed.all() & (beams.step.position < last), one_more, beams)
+    )
 
 
 def _spread(state: StateOrBeams) -> StateOrBeams:
@@ -287,24 +284,24 @@ def _spread(state: StateOrBeams) -> StateOrBeams:
     return replicate(state._replace(cache=cache._replace(layers=())))._replace(cache=cache._replace(layers=layers))
 
 
-def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> Beams:
+def _extend_beams(rules: Rules, beams: Beams, logits: Logits) -> Beams:
     """Returns the beams with one more token."""
-    limits = beams.limits
+    position, limits_of_rows, history = beams.step
     running = beams.running
-    batch, width, vocabulary = logits.shape
-    broken = jnp.isnan(logits).any((1, 2)) & ~beams.closed
-    log_probabilities = jax.nn.log_softmax(logits, axis=-1)
-    step = Step(beams.length, jnp.repeat(limits, width), beams.history)
-    log_probabilities = restrict(log_probabilities.reshape(-1, vocabulary), rules, step).reshape(logits.shape)
+    batch, width = running.scores.shape
+    limits = limits_of_rows.reshape(batch, width)[:, 0]
+    vocabulary = logits.shape[1]
+    broken = jnp.isnan(logits).reshape(batch, -1).any(1) & ~beams.closed
+    log_probabilities = restrict(jax.nn.log_softmax(logits, axis=-1), rules, beams.step)
     if rules.renormalize_logits:
         log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
-    total = (running.scores[:, :, None] + log_probabilities).reshape(batch, -1)
+    total = (running.scores.reshape(-1, 1) + log_probabilities).reshape(batch, -1)
     scores, best = jax.lax.top_k(total, min(max(2, 1 + len(rules.end_ids)) * width, total.shape[1]))
     origins = best // vocabulary
     token = (best % vocabulary).astype(jnp.int32)
-    length = beams.length + 1
+    length = position + 1
     longer = running.take(origins)
-    longer = Sequences(longer.tokens.at[:, :, beams.length].set(token), longer.lengths + 1, scores, longer.exist)
+    longer = Sequences(longer.tokens.at[:, :, position].set(token), longer.lengths + 1, scores, longer.exist)
     ends = jnp.isin(token, rules.end_ids) | (length >= limits)[:, None]
 
     # Finished sequences, old and new.
@@ -330,10 +327,8 @@ def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> 
         running,
         finished,
         improvable,
-        beams.history.take(rows).append(token),
         take_sequences(beams.cache, rows),
-        limits,
-        length,
+        Step(length, limits_of_rows, history.take(rows).append(token)),
         beams.broken | broken.any(),
         ~improvable | full | (length >= limits),
     )

@@ -389,8 +389,7 @@ def draw_losses(rows: list[Row], path: Path, title: str) -> None:
 
     figure = Figure(figsize=(7, 4.2), dpi=144, layout="constrained")
     axes = figure.subplots()
-    trained = [(row["step"], row["loss"]) for row in rows if "loss" in row]
-    held_out = [(row["step"], row["val_loss"]) for row in rows if "val_loss" in row]
+    trained, held_out = ([(row["step"], row[name]) for row in rows if name in row] for name in ("loss", "val_loss"))
     if trained:
         axes.plot(*zip(*trained, strict=True), color="#9db8d9", linewidth=1.2, label="training batch")
     if held_out:

@@ -88,11 +88,10 @@ def answer_texts(options: "GenerateOptions") -> int:
             "standard input is of one process, and there are several; give the texts with --file",
         )
         plan = plan_generation(options)
-        only = options.source if options.prompt is None else options.prompt
         # With references every line must count, so an unusable one is an error.
         typed = options.typed and options.reference is None
         references = None
-        prompts = open_prompts(only, options.file, plan.read, typed=typed, at_once=plan.hear is None)
+        prompts = open_prompts(options.only, options.file, plan.read, typed=typed, at_once=plan.hear is None)
         if options.reference is not None:
             references = read_references(options.reference, prompts := list(prompts))
     _print_notes(plan.notes)
@@ -286,10 +285,14 @@ class GenerateOptions:
             raise InputError(f"{_flag(name)} {error.problem}") from None
 
     @property
+    def only(self) -> str | None:
+        """The only text; None: there is a line for each."""
+        return self.source if self.prompt is None else self.prompt
+
+    @property
     def piped(self) -> bool:
         """Whether the texts come from standard input."""
-        given = (self.prompt, self.source, None if str(self.file) == "-" else self.file)
-        return all(each is None for each in given)
+        return self.only is None and str(self.file or "-") == "-"
 
     @property
     def typed(self) -> bool:
@@ -299,14 +302,12 @@ class GenerateOptions:
     @property
     def devices(self) -> MeshConfig | None:
         """The mesh that the model is spread over; None: one device of one process has all of it."""
-        alone = self.mesh == _ONE_DEVICE and processes.count() == 1
-        return None if alone else self.mesh
+        return None if self.mesh == _ONE_DEVICE and processes.count() == 1 else self.mesh
 
     @property
     def batch(self) -> int:
         """How many texts are processed together."""
-        one_by_one = self.stream or self.chat or self.typed or self.prompt is not None or self.source is not None
-        return 1 if one_by_one else self.batch_size
+        return 1 if self.stream or self.chat or self.typed or self.only is not None else self.batch_size
 
 
 def read_options(arguments: Sequence[str], description: str) -> GenerateOptions:

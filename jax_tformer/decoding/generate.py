@@ -331,6 +331,8 @@ def _continue(
     rules = make_rules(decoding, batch.end_ids)
     prompts, needed = batch.pad(net.config)
     first = prompts.tokens.shape[1]
+    # The token chosen last is not in the cache yet.
+    filled = first - 1
     count = 0
     limit = int(batch.limits.max())
     # A step reads every slot, so there are few while the text is short.
@@ -341,12 +343,11 @@ def _continue(
         state = start(net, rules, params, prompts, keys, cache_length=length, room=round_up(limit))
     while True:
         _require_numbers(state.broken)
-        step = state.step
-        tokens, done, *counts = jax.device_get((step.history.tokens, state.done, step.position, state.cache.filled))
-        made, filled = map(int, counts)
-        yield tokens[:, first + count : first + made].copy()
-        if made == limit or done.all():
+        made = int(state.step.position)
+        yield np.array(state.step.history.tokens)[:, first + count : first + made]
+        if made == limit or np.asarray(state.done).all():
             return
+        filled += made - count
         count = made
         with use_mesh_of(params):
             if filled == needed:

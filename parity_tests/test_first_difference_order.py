@@ -108,7 +108,7 @@ def test_a_right_order_is_no_difference_and_hides_none():
 
 
 def test_axes_are_named_where_they_are_exchanged_first():
-    """Some lines before the sides part: as many queries as keys hide it, and so would a softmax of all that is added."""
+    """Some lines before the sides part, because there are as many queries as keys."""
 
     def biased(p, x):
         bias = jnp.tanh(p["first"] @ p["second"])

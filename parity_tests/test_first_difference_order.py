@@ -130,5 +130,5 @@ def test_axes_are_named_where_they_are_exchanged_first():
     x = np.random.default_rng(1).standard_normal((2, 4, 6))
     found = first_difference(biased, Biased(), {"first": "first", "second": "second"}, [x])
     assert found.ours.source == "bias = bias.T", str(found)
-    assert found.kind == "axes 0 and 1 are exchanged"
+    assert found.kind == "the same numbers in another order: axes 0 and 1 are exchanged"
     assert found.sure

@@ -23,10 +23,8 @@ class Origin(NamedTuple):
     inherited: tuple[int, int] | None
     """(ours, theirs): the first such values; None where the inputs are in one order."""
     checked: bool
-    """Whether at least one input was compared element by element."""
+    """Whether at least one input was compared element by element, and no weights may be meant by what is exchanged."""
     said: str = ""
-    exchanged: bool = False
-    """Whether an input is only the same with two axes of one size exchanged: each side may mean another one."""
 
 
 def origin_of_order(first: Start, second: Start) -> Origin:
@@ -118,7 +116,7 @@ def _exchange(ours: Values, theirs: Values, i: int, j: int) -> Origin:
         [k] = ours.rows[i].inputs
         equals = [m for m in ours.equal.get(k, ()) if ours.rows[k].shape == theirs.rows[m].shape]
         checked = any(distance(ours.array(k), theirs.array(m)) <= NEARLY for m in equals)
-    return Origin((i, j), checked, f"axes {axes[0]} and {axes[1]} are exchanged" if axes else "", True)
+    return Origin((i, j), checked, f"axes {axes[0]} and {axes[1]} are exchanged" if axes else "")
 
 
 def _exchanged(ours: Values, theirs: Values, i: int, j: int) -> tuple[int, int] | None:

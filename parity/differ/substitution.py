@@ -10,14 +10,14 @@ from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
 from itertools import combinations, product
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from parity.differ.alignment import REACH, Start, sizes_around, splits
 from parity.differ.answer import called
 from parity.differ.element_order import layouts, with_axes_as, without_copies
-from parity.differ.fingerprints import BAR, Index, fingerprint
+from parity.differ.fingerprints import Index, fingerprint
 from parity.differ.row_sets import is_whole
 from parity.differ.values import Site, Value, Values, short
 
@@ -340,7 +340,7 @@ def _origin(experiments: Experiments, i: int, j: int) -> tuple[int, int, bool]:
             alone = (k == i and not other.copies(j)) or (m == j and not values.copies(i))
             together = (k != i and m != j) or (together and not alone)
             i, j = mended
-        elif values.copies(i) and here and not _has_part(values.array(here[0]), other.array(j)):
+        elif values.copies(i) and here and not _has_part(values.array(here[0]), other.rows[j].features):
             i = here[0]
         else:
             known = all(k in values.equal for k in here)
@@ -351,12 +351,11 @@ def _origin(experiments: Experiments, i: int, j: int) -> tuple[int, int, bool]:
             told_of = i, j
 
 
-def _has_part(table: np.ndarray | None, part: np.ndarray | None) -> bool:
-    features = None if part is None else fingerprint(part, depends_on_data=True)[0]
-    if table is None or features is None:
-        return True
-    found = [fingerprint(each, depends_on_data=True)[0] for parts in splits(table) for each in parts]
-    return any(each is not None and np.abs(each - features).max() < BAR for each in found)
+def _has_part(table: np.ndarray | None, features: Any) -> bool:
+    """Whether a table has such a part, as far as that is known."""
+    parts = splits(table) if table is not None else ()
+    found = [fingerprint(part, depends_on_data=False)[0] for each in parts for part in each]
+    return table is None or bool(Index(found).equals(features))
 
 
 def _other_axes(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:

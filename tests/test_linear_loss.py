@@ -118,7 +118,7 @@ def test_forward_mode_and_second_derivatives(at_once, cap, monkeypatch):
 
 
 def test_nothing_is_computed_twice(monkeypatch):
-    """Loss and gradients are three products of matrices, and the loss alone is one, once XLA has left out the others."""
+    """Loss and gradients are three products of matrices; of the loss alone XLA leaves one."""
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", 4 * VOCABULARY)
     *floats, labels = inputs("float32", True)
     loss = jax.jit(lambda *given: linear_cross_entropy(*given, labels)[0])

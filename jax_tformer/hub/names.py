@@ -24,7 +24,7 @@ from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, reason_of
-from jax_tformer.files import from_dict, parse_json, to_dict
+from jax_tformer.files import from_dict, parse_json, shortened, to_dict
 from jax_tformer.functional import Params, transformer
 from jax_tformer.model.parameters import Shape, axes_of, flatten, matrix_shape, unflatten
 
@@ -274,9 +274,7 @@ def require_fit(
 
 def listed(names: Iterable[str], most: int = 6) -> str:
     """Lists the names in order, only the first few of many."""
-    names = sorted(names)
-    rest = f", and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    return shortened(sorted(names), most)
 
 
 def save_weights(path: Path | str, params: Params, config: TransformerConfig) -> None:

@@ -163,9 +163,7 @@ def prepare(
     )
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(mesh, tx, shapes)
-    abstract = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-    )
+    abstract = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, shardings)
     require_room(abstract, mesh)
     update = jax.jit(
         train_step(

@@ -31,13 +31,8 @@ SMALL = 2**24
 _DEEPEST = 64
 """The deepest nesting of objects and lists; a config has five levels."""
 _TOO_DEEP = f"it is nested more than {_DEEPEST} deep"
-_KINDS = {
-    stat.S_ISDIR: "a folder",
-    stat.S_ISFIFO: "a pipe",
-    stat.S_ISSOCK: "a socket",
-    stat.S_ISCHR: "a device",
-    stat.S_ISBLK: "a device",
-}
+_KINDS = {"d": "a folder", "p": "a pipe", "s": "a socket", "c": "a device", "b": "a device"}
+"""What the first letter of a mode says, as `ls -l` shows it."""
 _CACHE_BYTES = 2**32
 
 
@@ -221,6 +216,14 @@ def read_json(path: Path, most: int = SMALL) -> Any:
         ) from error
 
 
+def value_in(path: Path, name: str) -> Any:
+    """The value of `name` in the JSON object of a file; None if it is not there, or the file is missing or damaged."""
+    try:
+        return read_json(path)[name]
+    except (InputError, LookupError, TypeError):
+        return None
+
+
 def read_text(path: Path, most: int = SMALL) -> str:
     """The text of a file; raises InputError unless it is a regular file of at most `most` bytes, in UTF-8."""
     try:
@@ -251,9 +254,8 @@ def not_regular(path: Path) -> str | None:
         mode = path.stat().st_mode
     except ValueError:  # a NUL in the name
         return "has a NUL in its name"
-    if stat.S_ISREG(mode):
-        return None
-    return "is " + next((kind for test, kind in _KINDS.items() if test(mode)), "no regular file")
+    letter = stat.filemode(mode)[0]
+    return None if letter == "-" else f"is {_KINDS.get(letter, 'no regular file')}"
 
 
 def parse_json(text: str) -> Any:
@@ -287,7 +289,8 @@ def _finite(kind: type[float], digits: str) -> float:
 
 
 def changed_fields(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
-    """The fields in which two configs (as dicts) differ, each with both values: `{"model.d_model": (256, 512)}`."""
+    """The fields in which two configs, or dicts, differ, each with both values: `{"model.d_model": (256, 512)}`."""
+    old, new = (to_dict(values) if dataclasses.is_dataclass(values) else values for values in (old, new))
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {prefix: (old, new)}
     changed: dict[str, tuple[Any, Any]] = {}
@@ -308,7 +311,7 @@ def list_files(folder: Path) -> str:
 
 
 def differences(old: Any, new: Any) -> list[str]:
-    """One line for each field in which two configs (as dicts) differ: `model.d_model: 256 -> 512`."""
+    """One line for each field in which two configs, or dicts, differ: `model.d_model: 256 -> 512`."""
     return [
         f"{name}: {json.dumps(before)} -> {json.dumps(now)}" for name, (before, now) in changed_fields(old, new).items()
     ]

@@ -10,7 +10,7 @@ import pytest
 
 from jax_tformer.cli import generate, train
 from jax_tformer.files import read_json
-from jax_tformer.runs.checkpoints import seal
+from jax_tformer.runs.checkpoints import write_checksums
 from jax_tformer.runs.folder import RunFolder
 from tests.damages import say, write
 from tests.refusals import refused
@@ -26,7 +26,7 @@ def record(run, **values):
     """Changes what the checkpoint says beside its arrays, and seals it again."""
     step = run / "checkpoints" / "2"
     say("extra.json", **values)(step)
-    seal(step)
+    write_checksums(step)
 
 
 def configure(run, path, value):

@@ -14,7 +14,7 @@ import pytest
 
 from jax_tformer.files import read_json
 from jax_tformer.runs import checkpoints as module
-from jax_tformer.runs.checkpoints import Checkpoints, find_damage, load_parameters, seal
+from jax_tformer.runs.checkpoints import Checkpoints, find_damage, load_parameters, write_checksums
 from jax_tformer.runs.checkpoints import restore as restore_from
 from tests.checkpoint_states import ABSTRACT, assert_same_bits, make_state, save_all
 from tests.damages import cut, every, link, pipe, write
@@ -239,7 +239,7 @@ def test_lost_checkpoints_are_told_from_none(tmp_path):
 )
 def test_a_stranger_sealed_what_save_did_not_make(saved, content, message):
     (saved / "40" / EXTRA).write_text(content)
-    seal(saved / "40")
+    write_checksums(saved / "40")
     with refused(message):
         load_parameters(saved, PARAMS)
 
@@ -264,7 +264,7 @@ def test_a_failure_in_the_background_is_raised(tmp_path, monkeypatch, ask, given
     save(tmp_path, 1)
     checkpoints = Checkpoints(tmp_path, keep=1)
     with monkeypatch.context() as patch:
-        patch.setattr(module, "seal", lambda folder: os.stat(folder / "gone"))
+        patch.setattr(module, "write_checksums", lambda folder: os.stat(folder / "gone"))
         checkpoints.save(2, make_state(2), {})
         with refused(r"step 2 could not be written .* older checkpoints are untouched"):
             getattr(checkpoints, ask)(*given)

@@ -31,7 +31,7 @@ def test_masked_docs(tmp_path, capsys):
     assert figures["steps"] == 4
     assert 5 < figures["val_loss"] < 8  # ln 1024 = 6.9
     assert "val_bits_per_byte" not in figures
-    assert "held-out words to restore" in capsys.readouterr().out
+    assert "held-out masked words" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize(
@@ -39,7 +39,7 @@ def test_masked_docs(tmp_path, capsys):
     [
         ("scan", "--training.evaluate-examples 6", {"exact_match", "bleu"}, "held-out examples, 0 of 6 exact"),
         ("grokking", "", {"train_accuracy", "val_accuracy"}, "0 + 1 = "),
-        ("masked-chain", "", {"val_perplexity"}, "held-out words to restore"),
+        ("masked-chain", "", {"val_perplexity"}, "held-out masked words"),
     ],
 )
 def test_generated_tasks(name, flags, figures, sampled, tmp_path, capsys):

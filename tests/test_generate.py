@@ -84,7 +84,7 @@ def test_a_batch_says_what_each_prompt_says_alone(program, tmp_path, name):
 
 
 def test_standard_input_is_read_as_it_comes(monkeypatch):
-    read = PromptReader.of_run(data := TextData(context_length=CONTEXT), build_tokenizer_for(data), 9)
+    read = PromptReader(build_tokenizer_for(TextData()), 9, translates=False, max_length=CONTEXT)
     reading, writing = os.pipe()
     with open(reading) as stream, open(writing, "wb", buffering=0) as sink:
         monkeypatch.setattr(sys, "stdin", stream)

@@ -58,7 +58,9 @@ def test_draws_have_the_probabilities(strategy):
 @pytest.mark.parametrize("temperature", [0.0, 1e-38])
 def test_no_temperature_and_the_smallest_are_greedy_whatever_the_key(temperature):
     logits = jnp.array([[0.1, 3.0, 0.2], [200.0, 1.9, 0.0]])
-    rules, step = make_rules(DecodingConfig(temperature=temperature)), Step(jnp.asarray(0), jnp.full(2, 9))
+    said = jnp.ones((2, 1), jnp.int32), jnp.ones((2, 1), bool)
+    step = Step(jnp.asarray(0), jnp.full(2, 9), History.of(*said, 0, said))
+    rules = make_rules(DecodingConfig(temperature=temperature))
     for seed in range(5):
         assert choose(logits, jax.random.split(jax.random.key(seed), 2), rules, step).tolist() == [1, 0]
 

@@ -103,13 +103,14 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     Raises InputError for an unknown experiment, field or value, in one line. `--help` prints and exits.
     """
     name, rest = choose_experiment(arguments, DEFAULT_EXPERIMENT, _USAGE)
-    preset, init = EXPERIMENTS[name], given_flags(rest).get("--init")
+    preset, flags = EXPERIMENTS[name], given_flags(rest, SHORT_NAMES)
+    init = flags.get("--init")
     config = preset.config
     if init is not None:
         from jax_tformer.runs.begin import experiment_from
 
         config = experiment_from(config, init)
-    config = with_adapters(config, rest)
+    config = with_adapters(config, flags)
     default = CompareOptions(config.model, config.data, config.optimizer, config.training, config.init)
     options = parse(
         CompareOptions,
@@ -122,7 +123,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     )
     check_fields(options)
     model = _model(options, config.model)
-    data = with_own_tokenizer(options.data, rest) if options.init is None else options.data
+    data = with_own_tokenizer(options.data, flags) if options.init is None else options.data
     experiment = ExperimentConfig(model, data, options.optimizer, options.training, init=options.init)
     if experiment.init is not None:
         from jax_tformer.runs.begin import require_same_architecture

@@ -1,7 +1,7 @@
 """Generate text with the model of a run or of a Hugging Face folder: `python generate.py FOLDER --prompt TEXT`, or
 `--source TEXT`, or one text per line from a file or standard input; `--chat` converses.
 
-`generate` is the whole way, in four parts. Where each of them leads, for a prompt:
+`answer_texts` is the whole way, in four parts. Where each of them leads, for a prompt:
 
     1. the texts       plan_generation, here: flags over defaults; PromptReader (decoding/texts.py) makes ids of texts
     2. the model       load_trained (runs/folder.py)
@@ -16,7 +16,6 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields, replace
-from itertools import chain
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, TypeVar
 
@@ -36,7 +35,7 @@ from jax_tformer.decoding.texts import (
 )
 from jax_tformer.files import Json, shortened, user_path
 from jax_tformer.hub.folder import GenerationDefaults, Origin, defaults_of, read_origin
-from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint
+from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint, require_tokenizer
 from jax_tformer.terminal import given_flags, one_line, parse, say
 from jax_tformer.training import processes
 
@@ -76,10 +75,10 @@ _COMPILATION = "/jax/core/compile/"
 def main(arguments: Sequence[str]) -> int:
     options = read_options(arguments, __doc__ or "")
     with processes.joined(options.distributed):
-        return generate(options)
+        return answer_texts(options)
 
 
-def generate(options: "GenerateOptions") -> int:
+def answer_texts(options: "GenerateOptions") -> int:
     """Answers the texts of `options` with its model; returns the exit status. Several processes run all of this."""
     # 1. The model except for its weights, and the texts: checked before the slow imports. A file is read at once,
     # standard input line by line.
@@ -440,9 +439,8 @@ def _open_run(
     def load() -> Trained:
         trained = load_trained(run, step, devices=options.devices)
         named = isinstance(step, int) or step in ("best", "average")
-        return trained._replace(
-            skipped=(*trained.skipped, *([f"the checkpoint of step {trained.step}"] if named else []))
-        )
+        notes = [f"the checkpoint of step {trained.step}"] if named else []
+        return trained._replace(skipped=(*trained.skipped, *notes))
 
     return tokenizer, load
 
@@ -455,10 +453,7 @@ def _open_checkpoint(
     from jax_tformer.hub.families import config_from_huggingface
 
     config = config_from_huggingface(origin.config)
-    require(
-        (path / "tokenizer.json").exists(),
-        f"{path} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes it",
-    )
+    require_tokenizer(path)
     tokenizer = load_tokenizer(path)
 
     def load() -> Trained:
@@ -497,17 +492,18 @@ def read_standard_input(read: ReadPrompt, *, typed: bool = False) -> Iterator[Pr
     """
     if typed:
         print("one text per line; Ctrl-D ends", file=sys.stderr)
-    lines = (line for line in _decode(sys.stdin.buffer if sys.stdin else (), "standard input") if line[0].strip())
-    first = next(lines, None)
-    if first is None:
-        raise InputError("standard input is empty; expected a text on each line, or --prompt, --source or --file")
-    for line in chain([first], lines):
+    empty = True
+    for line in _decode(sys.stdin.buffer if sys.stdin else (), "standard input"):
+        if not line[0].strip():
+            continue
+        empty = False
         try:
             yield read(*line)
         except InputError as error:
             if not typed:
                 raise
             print(one_line(str(error)), file=sys.stderr)
+    require(not empty, "standard input is empty; expected a text on each line, or --prompt, --source or --file")
 
 
 def read_references(path: Path, sources: Sequence[Prompt]) -> list[str]:
@@ -558,26 +554,15 @@ class TextOutput:
 
     def answers(self, prompt: Prompt, completions: Sequence[Completion]) -> None:
         """Prints the answers to one prompt."""
-        for number, completion in enumerate(completions, 1):
-            heading = [] if self.alone and len(completions) == 1 else self._number(prompt)
-            if len(completions) > 1:
-                score = completion.score
-                heading.append(f"sample {number}" if score is None else f"beam {number}, score {score:.4f}")
-            self._print(heading, prompt, [completion.text])
+        for number, (text, *_, score) in enumerate(completions, 1):
+            name = f"sample {number}" if score is None else f"beam {number}, score {score:.4f}"
+            self.stream(prompt, [text], [name] if len(completions) > 1 else [])
 
-    def stream(self, prompt: Prompt, pieces: Iterable[str]) -> list[str]:
-        """Prints the only answer to one prompt as it is made; returns the pieces."""
-        return self._print([] if self.alone else self._number(prompt), prompt, pieces)
-
-    def scores(self, scores: TranslationScores) -> None:
-        """Prints scores to standard error."""
-        print(*scores.lines, sep="\n", file=sys.stderr)
-
-    def _number(self, prompt: Prompt) -> list[str]:
-        """Says which text is answered, where there may be several."""
-        return [] if prompt.place is None else [f"{self.kind} {prompt.number}"]
-
-    def _print(self, heading: Sequence[str], prompt: Prompt, pieces: Iterable[str]) -> list[str]:
+    def stream(self, prompt: Prompt, pieces: Iterable[str], names: Sequence[str] = ()) -> list[str]:
+        """Prints an answer as it is made; `names` says which one, where there are several. Returns the pieces."""
+        # Says which text is answered, where there may be several.
+        numbered = prompt.place is not None and (names or not self.alone)
+        heading = [*([f"{self.kind} {prompt.number}"] if numbered else []), *names]
         if heading:
             print(f"--- {', '.join(heading)} ---")
         say("" if self.alone else prompt.text, end="")
@@ -591,6 +576,10 @@ class TextOutput:
             raise
         print(end="\n\n" if heading else "\n", flush=True)
         return printed
+
+    def scores(self, scores: TranslationScores) -> None:
+        """Prints scores to standard error."""
+        print(*scores.lines, sep="\n", file=sys.stderr)
 
 
 @dataclass(frozen=True)

@@ -16,7 +16,7 @@
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
@@ -34,7 +34,7 @@ from jax_tformer.config.experiment import (
     TokenizerConfig,
 )
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
-from jax_tformer.files import changed_fields, require_new_folder, shortened, to_dict, user_path
+from jax_tformer.files import changed_fields, require_new_folder, shortened, user_path
 from jax_tformer.startup import set_malloc
 from jax_tformer.terminal import Interruption, as_called, given_flags, parse, say
 
@@ -323,7 +323,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
             notes = _own_settings(before, name, flags)
     elif folder.holds_run() and resume == "no" and not named:
         raise InputError("--resume no starts a new run: name the experiment, as in train.py EXPERIMENT --run FOLDER")
-    start = with_adapters(_start(folder, before, preset.config, flags.get("--init")), rest)
+    start = with_adapters(_start(folder, before, preset.config, flags.get("--init")), flags)
     options = parse(
         TrainOptions,
         rest,
@@ -334,7 +334,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     )
     experiment = ExperimentConfig(**{field: getattr(options, field) for field in vars(preset.config)})
     if before is None and experiment.init is None:
-        experiment = replace(experiment, data=with_own_tokenizer(experiment.data, rest))
+        experiment = replace(experiment, data=with_own_tokenizer(experiment.data, flags))
     require(
         options.track is None or find_spec("trackio") is not None,
         "--track needs trackio; pip install '.[track]' adds it, or leave it out",
@@ -376,17 +376,16 @@ def _start(
     return before
 
 
-def with_adapters(experiment: ExperimentConfig, arguments: Sequence[str]) -> ExperimentConfig:
-    """Returns `experiment`, with adapters if it has none and a flag describes them."""
-    asked = any(flag.startswith("--model.lora.") for flag in given_flags(arguments, SHORT_NAMES))
-    if not asked or experiment.model.lora is not None:
+def with_adapters(experiment: ExperimentConfig, flags: Iterable[str]) -> ExperimentConfig:
+    """Returns `experiment`, with adapters if it has none and one of `flags`, by its full name, describes them."""
+    if not any(flag.startswith("--model.lora.") for flag in flags) or experiment.model.lora is not None:
         return experiment
     return replace(experiment, model=replace(experiment.model, lora=LoraConfig()))
 
 
-def with_own_tokenizer(data: TextData | PairData, arguments: Sequence[str]) -> TextData | PairData:
-    """Returns `data`, with the tokenizer that stands beside its shards if no flag describes another."""
-    if isinstance(data, PairData) or any(flag.startswith("--data.tokenizer.") for flag in given_flags(arguments)):
+def with_own_tokenizer(data: TextData | PairData, flags: Iterable[str]) -> TextData | PairData:
+    """Returns `data`, with the tokenizer that stands beside its shards if none of `flags` describes another."""
+    if isinstance(data, PairData) or any(flag.startswith("--data.tokenizer.") for flag in flags):
         return data
     from jax_tformer.data.sources import read_manifest, shard_files, sources_of
 
@@ -412,7 +411,7 @@ def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: E
     """Raises InputError unless there is a run to report on, and flags change only its samples and paths."""
     if run is None:
         raise InputError(f"there is no run in {folder.path} to report on; expected --run with a folder that holds one")
-    changed = changed_fields(to_dict(run), to_dict(wanted))
+    changed = changed_fields(run, wanted)
     others = [name for name in changed if not name.startswith("sample.") and name not in _PLACES]
     require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
 
@@ -421,7 +420,7 @@ def _own_settings(run: ExperimentConfig, name: str, flags: Mapping[str, str]) ->
     """Returns a note about settings in which the run differs from the named experiment and no flag repeats."""
     own = [
         f"{field} {json.dumps(value)}"
-        for field, (_, value) in changed_fields(to_dict(EXPERIMENTS[name].config), to_dict(run)).items()
+        for field, (_, value) in changed_fields(EXPERIMENTS[name].config, run).items()
         if f"--{field.replace('_', '-')}" not in flags and field not in ("model.vocab_size", *_PLACES)
     ]
     return [f"the run keeps its own settings where {name} has others: {shortened(own)}"] if own else []

@@ -23,7 +23,6 @@ from jax_tformer.decoding.loop import (
     search,
     start,
     start_search,
-    unstack_layers,
 )
 from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added
@@ -76,8 +75,7 @@ def generate(
     Raises InputError for what does not fit, an empty batch or prompt, ids outside the vocabulary, a model whose logits
     are NaN, and a beam search that finds fewer than num_return_sequences sequences.
     """
-    net, batch = require_decoder(net), _check(net, params, prompts, decoding, limits, end_id, start_id, context)
-    params = unstack_layers(params)
+    net, params, batch = _prepare(net, params, prompts, decoding, limits, end_id, start_id, context)
     if decoding.num_beams > 1:
         require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
         return _search(net, params, batch, decoding)
@@ -108,8 +106,7 @@ def stream(
     A row that has ended repeats the (first) end token, or -1 without one.
     """
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
-    net, batch = require_decoder(net), _check(net, params, prompts, decoding, limits, end_id, start_id, context)
-    params = unstack_layers(params)
+    net, params, batch = _prepare(net, params, prompts, decoding, limits, end_id, start_id, context)
     groups = batch.groups
     for pieces in zip_longest(*(_continue(net, params, part, decoding, seed, at_once=False) for _, part in groups)):
         tokens = np.full((len(prompts), decoding.num_return_sequences), batch.end_ids[0], np.int32)
@@ -136,7 +133,7 @@ class Answerer:
         seed: int = 0,
         context: int | None = None,
         ends: bool = True,
-        batch: int = 128,
+        batch: int,
     ) -> None:
         self._net = net
         self._tokenizer = tokenizer
@@ -144,7 +141,7 @@ class Answerer:
         self._batch = batch
         # Done once here instead of in every batch. Transposed kernels are for one device.
         rows = batch * max(decoding.num_beams, decoding.num_return_sequences)
-        self._params = layers_apart(params, rows=rows) if mesh_of(params) is None else unstack_layers(params)
+        self._params = layers_apart(params, rows=rows if mesh_of(params) is None else None)
         self._translates = net.config.encoder is not None
         own_ends = () if tokenizer.end_id is None else (tokenizer.end_id,)
         framing = tokenizer.framing or Framing((), (), tokenizer.start_id, own_ends)
@@ -248,7 +245,7 @@ class PromptBatch(NamedTuple):
         return STEP if self.context is None else max(min(STEP, self.context // 4), 1)
 
 
-def _check(
+def _prepare(
     net: AnyTransformer,
     params: Params,
     prompts: Sequence[Ids],
@@ -257,10 +254,14 @@ def _check(
     end_id: int | Sequence[int] | None,
     start_id: int | None,
     context: int | None,
-) -> PromptBatch:
-    """Checks the arguments of `generate`; raises InputError for invalid ones."""
+) -> tuple[DecoderTransformer, Params, PromptBatch]:
+    """Checks the arguments of `generate`; returns the model, its parameters with layers apart, and the prompts.
+
+    Raises InputError for invalid ones.
+    """
+    decoder = require_decoder(net)
     config = net.config
-    vocabulary = net.config.vocab_size or 0
+    vocabulary = config.vocab_size or 0
     require(len(prompts) > 0, "there are no prompts; expected at least one")
     for number, prompt in enumerate(prompts, 1):
         require(len(prompt) > 0, f"prompt {number} of {len(prompts)} has no tokens; expected at least one")
@@ -297,7 +298,8 @@ def _check(
     mend = "ask for fewer at once (--batch-size, --beam, --num-samples), or for fewer new tokens (--max-new-tokens)"
     asked = rows * numbers // row_parts(mesh_of(params))
     require_memory(asked, f"{rows:,} answers at once", mend, jax.local_devices()[0])
-    return PromptBatch(prompts, allowed.astype(np.int32), start_id, ends or (-1,), context)
+    batch = PromptBatch(prompts, allowed.astype(np.int32), start_id, ends or (-1,), context)
+    return decoder, layers_apart(params, rows=None), batch
 
 
 def _search(net: DecoderTransformer, params: Params, batch: PromptBatch, decoding: DecodingConfig) -> Generated:
@@ -327,43 +329,34 @@ def _continue(
 ) -> Iterator[np.ndarray]:
     """Yields the tokens of a group, int32 `[B * R, n]`: the first, then one at a time or as many as there is room."""
     rules = make_rules(decoding, batch.end_ids)
-    samples = decoding.num_return_sequences
     prompts, needed = batch.pad(net.config)
-    filled = prompts.tokens.shape[1]
-    count = 1
+    first = prompts.tokens.shape[1]
+    count = 0
     limit = int(batch.limits.max())
     # A step reads every slot, so there are few while the text is short.
-    length = cache_length(filled, needed)
+    length = cache_length(first, needed)
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in batch.ids], np.uint32)
-    keys = row_keys(jax.random.key(seed), hashes, samples)
-    room = round_up(limit) if rules.look_back else 0
+    keys = row_keys(jax.random.key(seed), hashes, decoding.num_return_sequences)
     with use_mesh_of(params):
-        state = start(net, rules, params, prompts, keys, cache_length=length, room=room)
-    _require_numbers(state.broken)
-    yield (new := np.asarray(state.token)[:, None])
-    # The tokens that a sliding text reads again, into a new cache.
-    texts = [[*ids] for ids in batch.ids for _ in range(samples)] if batch.context else []
-    while count < limit and not np.asarray(state.done).all():
-        texts = [[*text, *more][-needed:] for text, more in zip(texts, new.tolist(), strict=False)]
-        if filled == needed:
-            # The newer half stays; the very last token has been chosen but not yet read.
-            filled = max(needed // 2, 1)
-            tokens, mask = pad_rows([text[-1 - filled : -1] for text in texts], filled, side="left")
-            part = Prompts(jnp.asarray(tokens), jnp.asarray(mask), None, state.limits)
-            with use_mesh_of(params):
-                state = restart(net, params, state, part, needed)
-        elif filled == length:
-            length = cache_length(filled, needed)
-            state = state._replace(cache=grow_cache(state.cache, length))
-        steps = min(limit - count, length - filled) if at_once else 1
-        # The number of steps is traced and their room is static, so one compilation is enough.
-        with use_mesh_of(params):
-            state, tokens = advance(net, rules, params, state, steps, length if at_once else 1)
+        state = start(net, rules, params, prompts, keys, cache_length=length, room=round_up(limit))
+    while True:
         _require_numbers(state.broken)
-        new = np.asarray(tokens)[:, : int(state.new_tokens) - count]
-        count += new.shape[1]
-        filled += new.shape[1]
-        yield new
+        step = state.step
+        tokens, done, *counts = jax.device_get((step.history.tokens, state.done, step.position, state.cache.filled))
+        made, filled = map(int, counts)
+        yield tokens[:, first + count : first + made].copy()
+        if made == limit or done.all():
+            return
+        count = made
+        with use_mesh_of(params):
+            if filled == needed:
+                # The newer half stays; the very last token has been chosen but not yet read.
+                filled = max(needed // 2, 1)
+                state = restart(net, params, state, filled, needed)
+            elif filled == length:
+                length = cache_length(filled, needed)
+                state = state._replace(cache=grow_cache(state.cache, length))
+            state = advance(net, rules, params, state, min(limit - count, length - filled) if at_once else 1)
 
 
 def _require_numbers(broken: jax.Array) -> None:

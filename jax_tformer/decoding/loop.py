@@ -45,17 +45,12 @@ class State(NamedTuple):
     """The state of N rows that are being generated."""
 
     cache: Cache
-    token: TokenIds
-    """The token chosen last, not yet in the cache."""
+    """It does not hold the token chosen last."""
+    step: Step
+    """Which token comes next, after how many."""
     done: Bool[Array, " N"]
     """Whether the row has ended."""
-    history: History | None
-    """None where the rules do not look back at it."""
     keys: Keys
-    limits: TokenIds
-    """The largest number of new tokens of each row; the last of them ends it."""
-    new_tokens: Count
-    """How many tokens have been chosen, the last one included."""
     broken: Bool[Array, ""]
     """Whether a row that had not ended had NaN among its logits."""
 
@@ -71,72 +66,49 @@ def start(
     prompts: Prompts,
     keys: Key[Array, "B R"],
     cache_length: int,
-    room: int = 0,
+    room: int,
 ) -> State:
     """Reads the prompts and chooses the first token of N = B * R rows, R for each prompt.
 
-    `keys` are those of `row_keys`. Where the rules look back, `room` is at least the largest of the limits.
+    `keys` are those of `row_keys`; `room` is at least the largest of the limits.
     """
-    logits, cache, history = _begin(net, rules, params, prompts, keys.shape[1], cache_length, room)
-    state = State(
-        cache,
-        jnp.zeros(keys.size, jnp.int32),
-        jnp.zeros(keys.size, bool),
-        history,
-        keys.reshape(-1),
-        jnp.repeat(prompts.limits, keys.shape[1]),
-        jnp.asarray(0, jnp.int32),
-        jnp.asarray(False),
-    )
+    logits, cache, history = _begin(net, params, prompts, keys.shape[1], cache_length, room)
+    step = Step(jnp.asarray(0, jnp.int32), jnp.repeat(prompts.limits, keys.shape[1]), history)
+    state = State(cache, step, jnp.zeros(keys.size, bool), keys.reshape(-1), jnp.asarray(False))
     return _spread(append_token(rules, state, logits))
 
 
 def _begin(
-    net: DecoderTransformer, rules: Rules, params: Params, prompts: Prompts, count: int, cache_length: int, room: int
-) -> tuple[Logits, Cache, History | None]:
+    net: DecoderTransformer, params: Params, prompts: Prompts, count: int, cache_length: int, room: int
+) -> tuple[Logits, Cache, History]:
     """Reads the prompts; returns the logits, the cache and the history of `count` rows for each.
 
-    The history has room for as many new tokens, and is None where the rules do not look back.
+    The history has `room` for new tokens.
     """
     logits, cache = prefill(net, params, prompts, cache_length)
     rows = jnp.repeat(jnp.arange(len(prompts.tokens)), count)
-    history = None
-    if rules.look_back:
-        own = prompts.tokens[rows], prompts.mask[rows]
-        source = own if prompts.source is None else (prompts.source[0][rows], prompts.source[1][rows])
-        history = History.of(*own, room, source)
+    own = prompts.tokens, prompts.mask
+    history = History.of(*own, room, prompts.source or own).take(rows)
     return logits[rows], take_sequences(cache, rows) if count > 1 else cache, history
 
 
-@partial(jax.jit, static_argnames=("net", "room"), donate_argnames=("state",))
-def advance(
-    net: DecoderTransformer, rules: Rules, params: Params, state: State, steps: Count, room: int
-) -> tuple[State, Int[Array, "N M"]]:
-    """Chooses up to `steps` more tokens, of at most `room` (M), and stops early when all rows have ended.
+@partial(jax.jit, static_argnames="net", donate_argnames="state")
+def advance(net: DecoderTransformer, rules: Rules, params: Params, state: State, steps: Count) -> State:
+    """Chooses up to `steps` more tokens, and stops early when all rows have ended. Donates `state`."""
+    last = state.step.position + steps
 
-    Returns them in order; the rest is filled with the first end token. Donates `state`.
-    """
-    before = state.new_tokens
+    def one_more(state: State) -> State:
+        logits, cache = extend(net, params, state.step.history.last(1), state.cache)
+        return append_token(rules, state._replace(cache=cache), logits)
 
-    def unfinished(loop: tuple[State, Array]) -> Array:
-        state, _ = loop
-        return (state.new_tokens - before < steps) & ~state.done.all()
-
-    def one_more(loop: tuple[State, Array]) -> tuple[State, Array]:
-        state, tokens = loop
-        logits, cache = extend(net, params, state.token[:, None], state.cache)
-        column = state.new_tokens - before
-        state = append_token(rules, state._replace(cache=cache), logits)
-        return state, jax.lax.dynamic_update_slice_in_dim(tokens, state.token[:, None], column, axis=1)
-
-    tokens = jnp.full((len(state.token), room), rules.end_ids[0], jnp.int32)
-    state, tokens = jax.lax.while_loop(unfinished, one_more, (state, tokens))
-    return _spread(state), replicate(tokens)
+    return _spread(jax.lax.while_loop(lambda state: ~state.done.all() & (state.step.position < last), one_more, state))
 
 
-@partial(jax.jit, static_argnames=("net", "cache_length"), donate_argnames=("state",))
-def restart(net: DecoderTransformer, params: Params, state: State, prompts: Prompts, cache_length: int) -> State:
-    """Returns `state` with a new cache of `cache_length` slots that holds only `prompts`; the chosen tokens stay."""
+@partial(jax.jit, static_argnames=("net", "count", "cache_length"), donate_argnames="state")
+def restart(net: DecoderTransformer, params: Params, state: State, count: int, cache_length: int) -> State:
+    """Returns `state` with a new cache of `cache_length` slots, which holds the last `count` tokens that were read."""
+    tokens = state.step.history.last(count + 1)[:, :-1]
+    prompts = Prompts(jnp.maximum(tokens, 0), tokens >= 0, None, state.step.limits)
     _, cache = prefill(net, params, prompts, cache_length)
     return _spread(state._replace(cache=cache))
 
@@ -198,17 +170,20 @@ def take_sequences(cache: Cache, rows: TokenIds) -> Cache:
 
 def append_token(rules: Rules, state: State, logits: Logits) -> State:
     """Chooses the next token of each row from its logits; rows that have ended repeat the first end token."""
-    keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.new_tokens)
-    step = Step(state.new_tokens, state.limits, state.history)
-    token = jnp.where(state.done, rules.end_ids[0], choose(logits, keys, rules, step)).astype(jnp.int32)
-    new_tokens = state.new_tokens + 1
+    position, limits, history = state.step
+    keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, position)
+    token = jnp.where(state.done, rules.end_ids[0], choose(logits, keys, rules, state.step)).astype(jnp.int32)
     return state._replace(
-        token=token,
-        done=state.done | jnp.isin(token, rules.end_ids) | (new_tokens >= state.limits),
-        history=None if state.history is None else state.history.append(token),
-        new_tokens=new_tokens,
+        step=Step(position + 1, limits, history.append(token)),
+        done=state.done | jnp.isin(token, rules.end_ids) | (position + 1 >= limits),
         broken=state.broken | (jnp.isnan(logits).any(-1) & ~state.done).any(),
     )
+
+
+@jax.vmap
+def _take(of_prompt: Array, numbers: Int[Array, " w"]) -> Array:
+    """Takes, for each prompt, what has the given numbers."""
+    return of_prompt[numbers]
 
 
 class Sequences(NamedTuple):
@@ -224,8 +199,7 @@ class Sequences(NamedTuple):
 
     def take(self, numbers: Int[Array, "B w"]) -> "Sequences":
         """Returns the sequences with the given numbers, in that order."""
-        tokens = jnp.take_along_axis(self.tokens, numbers[:, :, None], axis=1)
-        return Sequences(tokens, *(jnp.take_along_axis(x, numbers, axis=1) for x in self[1:]))
+        return jax.tree.map(lambda x: _take(x, numbers), self)
 
     def best(self, count: int) -> "Sequences":
         """Returns the `count` sequences with the highest scores."""
@@ -241,8 +215,8 @@ class Beams(NamedTuple):
     """Finished sequences; their scores are divided by the length penalty."""
     improvable: Bool[Array, " B"]
     """Whether an unfinished sequence might still overtake a finished one."""
-    history: History | None
-    """That of each of the B * W unfinished sequences; None where the rules do not look back."""
+    history: History
+    """That of each of the B * W unfinished sequences."""
     cache: Cache
     limits: Int[Array, " B"]
     length: Count
@@ -263,7 +237,7 @@ def start_search(
     """
     batch = len(prompts.tokens)
     width = rules.num_beams
-    logits, cache, history = _begin(net, rules, params, prompts, width, cache_length, room)
+    logits, cache, history = _begin(net, params, prompts, width, cache_length, room)
     nothing = Sequences(
         jnp.full((batch, width, room), rules.end_ids[0], jnp.int32),
         jnp.zeros((batch, width), jnp.int32),
@@ -316,12 +290,11 @@ def _spread(state: StateOrBeams) -> StateOrBeams:
 def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> Beams:
     """Returns the beams with one more token."""
     limits = beams.limits
-    history = beams.history
     running = beams.running
     batch, width, vocabulary = logits.shape
     broken = jnp.isnan(logits).any((1, 2)) & ~beams.closed
     log_probabilities = jax.nn.log_softmax(logits, axis=-1)
-    step = Step(beams.length, jnp.repeat(limits, width), history)
+    step = Step(beams.length, jnp.repeat(limits, width), beams.history)
     log_probabilities = restrict(log_probabilities.reshape(-1, vocabulary), rules, step).reshape(logits.shape)
     if rules.renormalize_logits:
         log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
@@ -346,10 +319,8 @@ def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> 
     running = longer._replace(scores=jnp.where(ends, _NEVER, scores), exist=longer.exist & ~ends)
     best = jax.lax.top_k(running.scores, width)[1]
     running = running.take(best)
-    rows = (jnp.take_along_axis(origins, best, axis=1) + width * jnp.arange(batch)[:, None]).reshape(-1)
-    if history is not None:
-        token = jnp.take_along_axis(token, best, axis=1).reshape(-1)
-        history = history.take(rows).append(token)
+    rows = (_take(origins, best) + width * jnp.arange(batch)[:, None]).reshape(-1)
+    token = _take(token, best).reshape(-1)
 
     hoped = running.scores[:, 0] / _penalty(rules, _hoped_length(rules, length, limits), scores.dtype)
     # Any sequence is better than a free place.
@@ -359,7 +330,7 @@ def _extend_beams(rules: Rules, beams: Beams, logits: Float[Array, "B W V"]) -> 
         running,
         finished,
         improvable,
-        history,
+        beams.history.take(rows).append(token),
         take_sequences(beams.cache, rows),
         limits,
         length,
@@ -378,34 +349,24 @@ def _penalty(rules: Rules, length: Int[Array, "*B"], dtype: jnp.dtype) -> Float[
     tokens = length.astype(dtype)
     if rules.length_penalty_form == "paper":
         tokens = (5 + tokens) / 6
-    return tokens ** rules.length_penalty.astype(dtype)
+    return tokens**rules.length_penalty
 
 
-def layers_apart(params: Params, *, rows: int = 1) -> Params:
+def layers_apart(params: Params, *, rows: int | None = 1) -> Params:
     """Returns `params` as decoding reads them fastest: layers apart and, for few rows, kernels transposed.
 
     Layers apart are tuples of L arrays instead of arrays with a leading L axis. `rows` is the number of sequences that
-    are decoded at once, beams and samples included. Call this once: `generate` and `stream` accept both forms, and
-    would take the layers apart in every call.
+    are decoded at once, beams and samples included; None leaves kernels as they are. Call this once: `generate` and
+    `stream` accept both forms, and would take the layers apart in every call.
     """
-    blocks = traverse_util.flatten_dict(unstack_layers(params)["decoder"]["blocks"])
 
-    def transpose(path: tuple[str, ...], kernels: tuple[Any, ...]) -> tuple[Any, ...]:
-        if path[-1] != "kernel" or rows > FEW_ROWS or isinstance(kernels[0], Transposed):
+    def change(path: tuple[Any, ...], leaf: Any) -> tuple[Any, ...]:
+        kernels = leaf if isinstance(leaf, tuple) else tuple(jnp.unstack(leaf))
+        if path[-1] != "kernel" or rows is None or rows > FEW_ROWS or isinstance(kernels[0], Transposed):
             return kernels
         # [D, H, C] of a query, [H, C, D] of an output, [I, O] of a feed-forward layer.
         inputs = math.prod(kernels[0].shape[:-1]) if path[-2] == "output" else kernels[0].shape[0]
         return tuple(Transposed.of(kernel, inputs) for kernel in kernels)
 
-    blocks = traverse_util.unflatten_dict({path: transpose(path, leaf) for path, leaf in blocks.items()})
-    return {**params, "decoder": {**params["decoder"], "blocks": blocks}}
-
-
-def unstack_layers(params: Params) -> Params:
-    """Returns `params` with the decoder's layers apart, and kernels as they are."""
-    blocks = jax.tree.map(
-        lambda leaf: leaf if isinstance(leaf, tuple) else tuple(jnp.unstack(leaf)),
-        params["decoder"]["blocks"],
-        is_leaf=lambda leaf: isinstance(leaf, tuple),
-    )
-    return {**params, "decoder": {**params["decoder"], "blocks": blocks}}
+    decoder = params["decoder"]
+    return {**params, "decoder": {**decoder, "blocks": traverse_util.path_aware_map(change, decoder["blocks"])}}

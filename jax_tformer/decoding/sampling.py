@@ -46,8 +46,8 @@ class History(NamedTuple):
         return self._replace(tokens=tokens, length=self.length + 1)
 
     def take(self, rows: TokenIds) -> "History":
-        """Returns the history whose new tokens are those of other rows of the same prompts."""
-        return self._replace(tokens=self.tokens[rows])
+        """Returns the history of the given rows, in that order; a row may come several times."""
+        return self._replace(tokens=self.tokens[rows], source=self.source[rows])
 
     def last(self, count: int) -> Int[Array, "N n"]:
         """Returns the last `count` tokens of each row; -1 where there are fewer."""
@@ -62,8 +62,7 @@ class Step(NamedTuple):
     """How many new tokens the rows have."""
     limits: Int[Array, " N"]
     """The largest number of new tokens of each row."""
-    history: History | None = None
-    """Needed only by rules that look back (`Rules.look_back`)."""
+    history: History
 
 
 _STATIC = {"static": True}
@@ -100,17 +99,9 @@ class Rules:
     length_penalty_form: LengthPenaltyForm = field(metadata=_STATIC)
     early_stopping: bool | Literal["never"] = field(metadata=_STATIC)
 
-    @property
-    def look_back(self) -> bool:
-        """Whether the tokens of a row decide which may come next, so that a History is needed."""
-        sizes = self.no_repeat_ngram_size, self.encoder_no_repeat_ngram_size
-        return any(sizes) or self.bad_words_ids is not None or self.repetition_penalty is not None
 
-
-_UNUSED: dict[str, Any] = {"temperature": 0, "top_p": 1, "min_p": 0, "repetition_penalty": 1, "length_penalty": None}
-_UNUSED |= {"min_new_tokens": 0, "forced_bos_token_id": None, "forced_eos_token_id": None, "end_ids": None}
-_UNUSED |= {"suppress_tokens": [], "begin_suppress_tokens": (), "bad_words_ids": []}
-"""The traced settings, with the value that does nothing."""
+_WITHOUT_EFFECT: dict[str, Any] = {"top_p": 1, "min_p": 0, "length_penalty": None}
+"""Setting -> the value that does nothing, where that is not its default."""
 
 
 def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rules:
@@ -119,12 +110,15 @@ def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rule
     long = [word for word in words if len(word) > 1]
     longest = max(map(len, words), default=0)
     values: dict[str, Any] = {field.name: getattr(decoding, field.name, end_ids) for field in fields(Rules)}
-    values["suppress_tokens"] = sorted({*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)})
-    values["bad_words_ids"] = [[-1] * (longest - len(word)) + [*word] for word in long]
-    for name, unused in _UNUSED.items():
-        dtype = jnp.int32 if name.endswith(("_tokens", "_id", "_ids")) else jnp.result_type(float)
-        used = values[name] is not None and values[name] != unused
-        values[name] = jnp.asarray(values[name], dtype) if used else None
+    values["suppress_tokens"] = tuple({*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)})
+    values["bad_words_ids"] = tuple([-1] * (longest - len(word)) + [*word] for word in long)
+    for name in [each.name for each in fields(Rules) if each.metadata != _STATIC]:
+        unused = _WITHOUT_EFFECT.get(name, getattr(DecodingConfig, name, None))
+        value = values[name]
+        if value is not None and not name.endswith(("_tokens", "_id", "_ids")):
+            # Of a weak type, which takes that of the logits that it meets.
+            value = float(value)
+        values[name] = None if value is None or value == unused else jnp.asarray(value)
     return Rules(**values)
 
 
@@ -142,14 +136,14 @@ def process_logits(logits: Logits, rules: Rules, step: Step) -> Logits:
     logits = restrict(logits, rules, step)
     if rules.temperature is not None:
         # Makes the largest logit 0, so that it stays finite. XLA would treat temperatures below `tiny` as 0.
-        temperature = jnp.maximum(rules.temperature.astype(logits.dtype), np.finfo(logits.dtype).tiny)
+        temperature = jnp.maximum(rules.temperature, np.finfo(logits.dtype).tiny)
         logits = (logits - logits.max(-1, keepdims=True)) / temperature
     if rules.top_k is not None:
         logits = keep_top_k(logits, rules.top_k)
     if rules.top_p is not None:
-        logits = keep_top_p(logits, rules.top_p.astype(logits.dtype))
+        logits = keep_top_p(logits, rules.top_p)
     if rules.min_p is not None:
-        logits = keep_min_p(logits, rules.min_p.astype(logits.dtype))
+        logits = keep_min_p(logits, rules.min_p)
     return logits
 
 
@@ -158,13 +152,13 @@ def restrict(scores: Logits, rules: Rules, step: Step) -> Logits:
 
     The repetition penalty comes first, then the ban of n-grams and words, then constraints.
     """
-    if (history := step.history) is not None:
-        if rules.repetition_penalty is not None:
-            scores = penalize_repetition(scores, history.tokens, rules.repetition_penalty.astype(scores.dtype))
-        scores = forbid_ngrams(scores, history, history.tokens, rules.no_repeat_ngram_size)
-        scores = forbid_ngrams(scores, history, history.source, rules.encoder_no_repeat_ngram_size)
-        if rules.bad_words_ids is not None:
-            scores = forbid_words(scores, history, rules.bad_words_ids)
+    history = step.history
+    if rules.repetition_penalty is not None:
+        scores = penalize_repetition(scores, history.tokens, rules.repetition_penalty)
+    scores = forbid_ngrams(scores, history, history.tokens, rules.no_repeat_ngram_size)
+    scores = forbid_ngrams(scores, history, history.source, rules.encoder_no_repeat_ngram_size)
+    if rules.bad_words_ids is not None:
+        scores = forbid_words(scores, history, rules.bad_words_ids)
     return constrain(scores, rules, step)
 
 

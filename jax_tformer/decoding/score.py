@@ -7,14 +7,13 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Float, Int
 
 from jax_tformer.config import StackConfig
 from jax_tformer.config.errors import require, require_ids
 from jax_tformer.decoding.generate import pad_rows, require_decoder, require_positions, round_up
-from jax_tformer.decoding.sampling import Padded
 from jax_tformer.decoding.texts import Ids
-from jax_tformer.functional import AnyTransformer, DecoderOnlyTransformer, DecoderTransformer, Params
+from jax_tformer.functional import AnyTransformer, DecoderTransformer, Params
 
 
 class Scores(NamedTuple):
@@ -57,13 +56,16 @@ def score(
     # The last token is only predicted, never read.
     tokens, mask = _pad([row[:-1] for row in rows], net.config.output_stack, "without its last token, a text")
     labels, _ = pad_rows([row[1:] for row in rows], tokens.shape[1], side="right")
-    source = None
+    inputs = [tokens]
+    masks = {"mask": mask}
     if sources is not None and encoder is not None:
         require(len(sources) == len(texts), "expected one source for each text")
         require(all(map(len, sources)), "a source has no tokens; expected at least one")
         require(begin, "start_id is None; an encoder-decoder needs a token to begin with")
-        source = _pad(sources, encoder, "a source")
-    found = np.asarray(_log_probs(decoder, params, source, tokens, mask, labels))
+        source, source_mask = _pad(sources, encoder, "a source")
+        inputs = [source, tokens]
+        masks = {"source_mask": source_mask, "target_mask": mask}
+    found = np.asarray(_log_probs(decoder, params, inputs, masks, labels))
     log_probs = [row[real] for row, real in zip(found, mask, strict=True)]
     return Scores(log_probs, np.exp([-row.mean() for row in log_probs]))
 
@@ -78,15 +80,10 @@ def _pad(rows: Sequence[Ids], stack: StackConfig, what: str) -> tuple[np.ndarray
 def _log_probs(
     net: DecoderTransformer,
     params: Params,
-    source: Padded | None,
-    tokens: Int[Array, "B T"],
-    mask: Bool[Array, "B T"],
+    inputs: list[Array],
+    masks: dict[str, Array],
     labels: Int[Array, "B T"],
 ) -> Float[Array, "B T"]:
-    if isinstance(net, DecoderOnlyTransformer):
-        logits = net.apply(params, tokens, mask=mask)
-    else:
-        assert source is not None
-        logits = net.apply(params, source[0], tokens, source_mask=source[1], target_mask=mask)
+    logits = net.apply(params, *inputs, **masks)
     chosen = jnp.take_along_axis(logits, labels[:, :, None], axis=-1)[:, :, 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)

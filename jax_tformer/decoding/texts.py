@@ -73,13 +73,6 @@ class PromptReader:
         without_end = self.tokenizer.framing or Framing(start, ())
         self._framing = pair_framing(self.tokenizer) if self.translates else without_end
 
-    @classmethod
-    def of_run(cls, data: TextData | PairData, tokenizer: Tokenizer, max_new_tokens: int) -> "PromptReader":
-        """Returns the reader for a model that was trained on `data`."""
-        length, named = data_length(data)
-        translates = isinstance(data, PairData)
-        return cls(tokenizer, max_new_tokens, translates=translates, max_length=length, named=named)
-
     def __call__(self, text: str, number: int = 1, place: str | None = None, ids: list[int] | None = None) -> Prompt:
         """Encodes `text`, or takes its `ids`; raises InputError, which names the place, if the model cannot take it."""
         text = text.strip() if self.translates else text

@@ -36,7 +36,7 @@ from jax_tformer.hub.folder import Origin, defaults_of, open_tensors, read_origi
 from jax_tformer.hub.pretrained import load_pretrained
 from jax_tformer.lora import join_adapters, split_adapters
 from jax_tformer.runs.checkpoints import HELD_OUT_LOSS, Checkpoints
-from jax_tformer.runs.folder import RunFolder
+from jax_tformer.runs.folder import RunFolder, require_tokenizer
 from jax_tformer.terminal import __version__
 from jax_tformer.training.processes import require_same
 from jax_tformer.training.step import TrainState
@@ -94,10 +94,7 @@ def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
     model = config_from_huggingface(origin.config, open_tensors(folder))
     data = preset.data
     _require_kind(folder, origin, model, preset)
-    require(
-        (folder / "tokenizer.json").exists(),
-        f"{folder} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes",
-    )
+    require_tokenizer(folder)
     tokenizer = TokenizerConfig("huggingface", name=init)
     if isinstance(data, PairData):
         data = replace(
@@ -116,7 +113,7 @@ def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
 def require_same_architecture(experiment: ExperimentConfig, begun: ExperimentConfig) -> None:
     """Raises InputError if flags have changed what the checkpoint decides; `begun` is what `experiment_from` said."""
     free = {name: getattr(experiment.model, name) for name in _FREE}
-    changed = changed_fields(to_dict(replace(begun.model, **free)), to_dict(experiment.model))
+    changed = changed_fields(replace(begun.model, **free), experiment.model)
     told = [f"model.{name} is {asked!r} and there {there!r}" for name, (there, asked) in changed.items()]
     require(
         not told,
@@ -180,7 +177,7 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
     """
     if run is None:
         return {}, []
-    fields = changed_fields(to_dict(run), to_dict(wanted))
+    fields = changed_fields(run, wanted)
     meanings = dict(_MEANINGS)
     if run.optimizer.schedule not in ("constant", "inverse_sqrt"):
         meanings["training.steps"] = _FALLING

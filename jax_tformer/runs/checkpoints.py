@@ -43,7 +43,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError, reason_of, require
-from jax_tformer.files import Json, read_json, require_writable, sync, write_json
+from jax_tformer.files import Json, read_json, require_writable, sync, value_in, write_json
 from jax_tformer.model.parameters import accumulator
 from jax_tformer.training.processes import active, ask_first, is_first
 
@@ -199,12 +199,10 @@ class Checkpoints:
         self.wait()
         found = restore(self._folder, abstract, step)
         if found is None and self.saved_before():
-            try:
-                lost = f"step {int(read_json(self._record)['step'])}" if self._record else "one"
-            except (OSError, ValueError, LookupError, TypeError):
-                lost = "one"
+            step = value_in(self._record, "step") if self._record else None
             raise InputError(
-                f"{self._folder} holds no checkpoint, although {lost} was saved there; nothing was "
+                f"{self._folder} holds no checkpoint, although {'one' if step is None else f'step {step}'} was saved "
+                "there; nothing was "
                 "changed: put back a copy, or start again with another --run or --resume no"
             )
         if found is not None and step is None:
@@ -238,7 +236,7 @@ class Checkpoints:
             if not is_first():
                 return
             (pending / _EXTRA_FILE).write_text(extra, encoding="utf-8")
-            seal(pending)
+            write_checksums(pending)
             final = self._folder / str(step)
             if final.exists():
                 _delete(final)
@@ -349,7 +347,7 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) ->
     except InputError:
         raise
     except (OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        # Its files are as they were sealed, and were not made by `save`.
+        # Its files are as their checksums say, and were not made by `save`.
         raise InputError(
             f"the checkpoint {path} is not one of this library ({reason_of(error)[:_LONGEST_REASON]}); use another copy"
         ) from error
@@ -441,7 +439,7 @@ def _is_worth_showing(record: logging.LogRecord) -> bool:
     return "orbax" not in record.pathname or logging.getLogger("absl").isEnabledFor(logging.INFO)
 
 
-def seal(folder: Path) -> None:
+def write_checksums(folder: Path) -> None:
     """Lists every file below `folder`, with its size in bytes and its CRC-32, in `folder`/checksums.json.
 
     Returns once all of it is on the disk. Raises OSError if a file cannot be read or the list cannot be written.
@@ -456,7 +454,7 @@ def seal(folder: Path) -> None:
 
 
 def find_damage(folder: Path, parts: Collection[str] | None = None, sizes_only: bool = False) -> str | None:
-    """Describes the first damage found in a sealed folder in a few words; None if it is intact.
+    """Describes the first damage found in a folder with checksums in a few words; None if it is intact.
 
     `parts` limits the check to these subfolders and to the files at the top; `sizes_only` leaves out reading the files.
     Ignores files that were added since. Never raises for what it finds on the disk.

@@ -28,7 +28,7 @@ from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import Answerer
-from jax_tformer.decoding.texts import Prompt, PromptReader, translation_scores
+from jax_tformer.decoding.texts import Prompt, PromptReader, data_length, translation_scores
 from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.lora import join_adapters, split_adapters
@@ -53,6 +53,8 @@ DeviceBatch = dict[str, Array]
 _SHOWN = 12
 """Tokens shown of a row, so that it can be found in the data."""
 _PACKAGE = f"{Path(__file__).parents[1]}/"
+_TOGETHER = 128
+"""The most sources that are translated at once."""
 _PROMPT = 8
 """Held-out tokens that a sample continues if the tokenizer has no start token."""
 _SCORES = ("train_accuracy", "val_accuracy", "exact_match", "bleu", "no_bleu")
@@ -64,13 +66,13 @@ class Evaluator:
     """Computes the held-out loss and, for pairs, exact match and BLEU of greedy decoding, or why there is no BLEU."""
 
     def __init__(self, net: AnyTransformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
+        self._net = net
         self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
         self._right = jax.jit(partial(count_right, net))
         self._data = data
         self._pipeline = pipeline
         self._tokenizer = tokenizer
         self._mesh = mesh
-        self._translator = transformer(net.config.for_other_shapes()) if isinstance(data, PairData) else None
 
     def of_state(self, state: TrainState) -> Row:
         """Returns the figures of the parameters, and average_val_loss ... of their average, if there is one."""
@@ -92,11 +94,10 @@ class Evaluator:
             for name, batches in (("train", self._pipeline.seen), ("val", self._pipeline.evaluation)):
                 right, labels = self._sums(self._right, params, batches)
                 figures[f"{name}_accuracy"] = right / labels
-        if self._translator and isinstance(self._data, PairData) and self._pipeline.examples:
+        if isinstance(self._data, PairData) and self._pipeline.examples:
             sources, targets = zip(*self._pipeline.examples, strict=True)
-            read = PromptReader.of_run(self._data, self._tokenizer, self._data.target_length)
-            greedy = DecodingConfig(max_new_tokens=self._data.target_length)
-            answers = Answerer(self._translator, params, self._tokenizer, greedy).best(map(read, sources))
+            net = transformer(self._net.config.for_other_shapes())
+            answers = _translate(net, params, self._data, self._tokenizer, sources, DecodingConfig())
             scores = translation_scores(answers, targets)
             figures["exact_match"] = scores.exact_match
             figures |= {"no_bleu": scores.no_bleu or ""} if scores.bleu is None else {"bleu": scores.bleu}
@@ -214,7 +215,7 @@ def sample_text(
     tokenizer: Tokenizer,
     held_out: Callable[[], Pipeline],
 ) -> str:
-    """Makes samples of text, translations or restored words, as `experiment.sample` describes, ready to print.
+    """Makes samples of text, translations or predicted words, as `experiment.sample` describes, ready to print.
 
     Calls `held_out` if they need held-out data, which only texts with a start token do not.
     """
@@ -224,13 +225,11 @@ def sample_text(
     top_k = sample.top_k if sample.temperature else None
     decoding = DecodingConfig(sample.max_new_tokens, temperature=sample.temperature, top_k=top_k)
     if isinstance(data, MaskedTextData):
-        return _restore_words(net, params, held_out(), tokenizer, sample.count)
+        return _predict_masked(net, params, held_out(), tokenizer, sample.count)
     if isinstance(data, PairData):
         examples = (held_out().examples or [])[: sample.count]
-        read = PromptReader.of_run(data, tokenizer, data.target_length)
-        decoding = replace(decoding, max_new_tokens=data.target_length)
-        answerer = Answerer(net, params, tokenizer, decoding, seed=seed, batch=max(len(examples), 1))
-        return _table_of_translations(examples, answerer.best(read(source) for source, _ in examples))
+        answers = _translate(net, params, data, tokenizer, [source for source, _ in examples], decoding, seed)
+        return _table_of_translations(examples, answers)
     if tokenizer.start_id is not None:
         prompts = [[tokenizer.start_id]]
     else:
@@ -247,6 +246,23 @@ def sample_text(
     return "\n".join(f"--- sample {number} ---\n{text.strip()}\n" for number, text in enumerate(texts, 1))
 
 
+def _translate(
+    net: AnyTransformer,
+    params: Params,
+    data: PairData,
+    tokenizer: Tokenizer,
+    sources: Sequence[str],
+    decoding: DecodingConfig,
+    seed: int = 0,
+) -> list[str]:
+    """Translates `sources` as `decoding` says, but with translations as long as the model was trained on."""
+    length, named = data_length(data)
+    read = PromptReader(tokenizer, data.target_length, translates=True, max_length=length, named=named)
+    decoding = replace(decoding, max_new_tokens=data.target_length)
+    answerer = Answerer(net, params, tokenizer, decoding, seed=seed, batch=min(len(sources), _TOGETHER))
+    return answerer.best(map(read, sources))
+
+
 def _table_of_translations(examples: Sequence[tuple[str, str]], answers: Sequence[str]) -> str:
     rows = [
         (source, answer, "" if answer == target else target)
@@ -256,7 +272,7 @@ def _table_of_translations(examples: Sequence[tuple[str, str]], answers: Sequenc
     return _table(title, ("source", "model", "expected, where it differs"), rows)
 
 
-def _restore_words(net: AnyTransformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
+def _predict_masked(net: AnyTransformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
     told = ask_first(lambda: {name: rows[:count].tolist() for name, rows in pipeline.evaluation[0].items()})
     batch = {name: np.asarray(rows) for name, rows in told.items()}
     with use_mesh_of(params):
@@ -269,7 +285,7 @@ def _restore_words(net: AnyTransformer, params: Params, pipeline: Pipeline, toke
             answer = tokenizer.decode([answers[place]])
             truth = tokenizer.decode([labels[place]])
             rows.append((f"{before} ___ {after}".replace("\n", " "), repr(answer), repr(truth)))
-    return _table("held-out words to restore", ("text", "model", "truth"), rows)
+    return _table("held-out masked words", ("text", "model", "truth"), rows)
 
 
 def _table(title: str, columns: tuple[str, ...], rows: Sequence[tuple[str, ...]]) -> str:

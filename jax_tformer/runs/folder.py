@@ -34,6 +34,7 @@ from jax_tformer.files import (
     require_writable,
     to_dict,
     user_path,
+    value_in,
     write_json,
 )
 
@@ -174,7 +175,7 @@ class RunFolder:
         if isinstance(recorded, dict):
             then = from_dict(TransformerConfig, recorded.get("model"), where=f"the config {made}")
             now = replace(self.read_config().model, compute=then.compute)
-            changed = differences({"model": to_dict(then)}, {"model": to_dict(now)})
+            changed = differences({"model": then}, {"model": now})
             require(not changed, f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
         for kind, digests in self.digests().items():
             recorded = extra.get(kind)
@@ -263,6 +264,7 @@ class RunFolder:
         Raises InputError if another job holds the lock.
         """
         self.path.mkdir(parents=True, exist_ok=True)
+        # Opened to write, without which file systems of a network lock nothing.
         self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (open for as long as it is held)
         try:
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -306,15 +308,20 @@ class RunFolder:
 
     def ended_at(self) -> int | None:
         """Returns the steps after which the run ended; None if it has not, or if summary.json is damaged."""
-        try:
-            steps = read_json(self.summary)["steps"]
-        except (InputError, LookupError, TypeError):
-            return None
+        steps = value_in(self.summary, "steps")
         return steps if isinstance(steps, int) else None
 
 
 def _is_huggingface(config: Any) -> bool:
     return isinstance(config, dict) and ("model_type" in config or "architectures" in config)
+
+
+def require_tokenizer(folder: Path) -> None:
+    """Raises InputError if a Hugging Face folder has no tokenizer that we read."""
+    require(
+        (folder / "tokenizer.json").exists(),
+        f"{folder} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes it",
+    )
 
 
 class Trained(NamedTuple):

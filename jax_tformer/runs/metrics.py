@@ -132,8 +132,9 @@ class _TensorBoard:
         """Writes the figures of `row`."""
         figures = {name: x for name, x in row.items() if name != "step" and not isinstance(x, str)}
         # Of float64, what float32 cannot hold becomes infinite.
-        numbers = {name: struct.pack("<f", ctypes.c_float(x).value) for name, x in figures.items()}
-        values = (_field(1, _field(1, name.encode()) + b"\x15" + number) for name, number in numbers.items())
+        values = (
+            _field(1, _field(1, name.encode()) + b"\x15" + bytes(ctypes.c_float(x))) for name, x in figures.items()
+        )
         self._event(_field(2, row["step"]) + _field(5, b"".join(values)))
 
     def _event(self, fields: bytes) -> None:
@@ -356,10 +357,8 @@ class Reporter:
         self._pending: tuple[int, StepMetrics, Batch] | None = None
         self._state: TrainState | None = None
         self._clock: float | None = None
-        self._tokens = 0
-        self._seconds = 0.0
-        self._work = 0
-        self._logged = (0, 0.0, 0)
+        # Of the steps that count for speed: tokens, seconds, and floating-point operations that they needed.
+        self._totals = self._logged = np.zeros(3)
         self._model = experiment.model
         self._peak = math.nan
         self._first_step: float | None = None
@@ -373,17 +372,19 @@ class Reporter:
         tokens_per_second leaves out the first step, and that of each shape of batch, which also compile, and each
         step after an evaluation.
         """
-        tokens_per_second = round(self._tokens / self._seconds, 1) if self._seconds else None
-        speed = {"tokens_per_second": tokens_per_second, "seconds_to_first_step": self._first_step}
-        return speed | self._utilization(self._work, self._seconds)
+        return {"tokens_per_second": None, "seconds_to_first_step": self._first_step} | self._speed_of(self._totals)
 
     def measure_products(self) -> None:
         """Measures what utilization is relative to, and takes half a second, in which nothing else may run."""
         self._peak = product_rate(self._model.compute.dtype)
 
-    def _utilization(self, work: float, seconds: float) -> Row:
-        """Returns the share of the measured rate at which so much work was done, if it was measured."""
-        return {} if math.isnan(self._peak) or not seconds else {"utilization": work / seconds / self._peak}
+    def _speed_of(self, totals: np.ndarray) -> Row:
+        """Returns tokens_per_second and, if the rate of products was measured, utilization; neither in no time."""
+        tokens, seconds, work = totals.tolist()
+        if not seconds:
+            return {}
+        utilization = {} if math.isnan(self._peak) else {"utilization": work / seconds / self._peak}
+        return {"tokens_per_second": round(tokens / seconds, 1)} | utilization
 
     def step(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
         """Reports the previous step, and keeps the metrics of update `number`, which made `state` from `batch`.
@@ -402,24 +403,20 @@ class Reporter:
         self._pending = None
         loss = float(metrics.loss)
         norm = float(metrics.gradient_norm)
-        tokens = int(metrics.tokens)
         now = time.perf_counter()
         if self._first_step is None:
             self._first_step = now - self._started
         elif self._clock is not None and not discard:
-            self._seconds += now - self._clock
-            self._tokens += tokens
             shapes = [batch[name].shape for name in ("labels", "source") if name in batch]
-            self._work += training_flops(self._model, *shapes[0], *(shape[1] for shape in shapes[1:])).needed
+            work = training_flops(self._model, *shapes[0], *(shape[1] for shape in shapes[1:])).needed
+            self._totals = np.add(self._totals, (int(metrics.tokens), now - self._clock, work))
         self._clock = now
         self._require_finite(f"the loss of step {number}", loss, batch)
         self._require_finite(f"the gradient norm of step {number}", norm, batch)
         if discard:
             return
-        now_logged = self._tokens, self._seconds, self._work
-        tokens, seconds, work = np.subtract(now_logged, self._logged).tolist()
-        speed = round(tokens / seconds, 1) if seconds else None
-        self._line.update(number, loss, speed)
+        speed = self._speed_of(self._totals - self._logged)
+        self._line.update(number, loss, speed.get("tokens_per_second"))
         row: Row = {"step": number, "loss": loss}
         if (deviations := self._spikes.deviations(loss)) is not None:
             # Batches are numbered from 0.
@@ -434,9 +431,8 @@ class Reporter:
                 row |= {"squared_gradient": signal, "gradient_variance": noise}
                 row |= {"noise_scale": noise / signal} if signal > 0 else {}
                 self._noise.clear()
-            row |= {} if speed is None else {"tokens_per_second": speed}
-            self._log.write(row | self._utilization(work, seconds))
-            self._logged = now_logged
+            self._log.write(row | speed)
+            self._logged = self._totals
         elif deviations is not None:
             self._log.write(row)
 

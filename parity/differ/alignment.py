@@ -268,15 +268,10 @@ def made_of(array: np.ndarray, other_side: Index) -> list[int]:
     if array.ndim == 0 or array.size > _LARGEST:
         return []
     for parts in splits(array):
-        found = []
-        for part in parts:
-            features, _ = fingerprint(part, depends_on_data=True)
-            equals = other_side.equals(features) if features is not None else []
-            if not equals:
-                break
-            found += equals
-        if len(found) >= len(parts):
-            return sorted(set(found))
+        features = [fingerprint(part, depends_on_data=True)[0] for part in parts]
+        equals = [other_side.equals(each) if each is not None else [] for each in features]
+        if all(equals):
+            return sorted({number for each in equals for number in each})
     return []
 
 

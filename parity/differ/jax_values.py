@@ -88,8 +88,10 @@ class _Run:
         self._outer: list[tuple[Place, str, bool]] = []
         """Of the programs that are run, the outermost first: the line that called it, its name where a library wrote
         it, and whether it is run on the way back."""
-        self._forward: dict[tuple[Any, tuple[int, ...]], int] = {}
-        """(the traceback that a value and its derivative share, or its lines; layer) -> a value of the forward pass."""
+        self._forward: dict[tuple[Any, tuple[int, ...]], list[int]] = {}
+        """(the traceback that a value and its derivative share, or its lines; layer) -> values of the forward pass."""
+        self._reached = math.inf
+        """The value of the forward pass that the way back has come to."""
 
     def constants(self, arrays: Sequence[Any]) -> list[Known]:
         return [Known(array, self.values.add(Value("constant", "constant"), array)) for array in arrays]
@@ -154,19 +156,20 @@ class _Run:
         made = make(eqn, arrays)
         literals = [known.array if known.number is None else None for known in ins]
         backward = self._backward(eqn)
+        inputs = tuple(known.number for known in ins if known.number is not None)
         outputs = []
         for n, array in enumerate(made):
             row = Value(
                 "operation",
                 eqn.primitive.name,
-                tuple(known.number for known in ins if known.number is not None),
+                inputs,
                 place=place,
                 layer=self._layer,
                 literals=tuple(
                     _number(known.array) for known in ins if known.number is None and np.size(known.array) == 1
                 ),
                 backward=backward,
-                forward=self._forward_of(eqn, place) if backward else None,
+                forward=self._forward_of(eqn, place, inputs) if backward else None,
             )
             row.again = partial(_made_again, make, eqn, literals, n)
             number = self.values.add(row, array)
@@ -175,14 +178,20 @@ class _Run:
                 in_library = self._outer and self._outer[-1][1]
                 self.values.note_island(number, array, _asks_for_type(eqn) and not in_library)
             if not backward and self.values.rows[number].data:
-                self._forward[id(eqn.source_info.traceback), self._layer] = number
-                self._forward[place, self._layer] = number
+                for key in (id(eqn.source_info.traceback), place):
+                    self._forward.setdefault((key, self._layer), []).append(number)
             outputs.append(Known(array, number))
         return outputs
 
-    def _forward_of(self, eqn: JaxprEqn, place: Place) -> int | None:
+    def _forward_of(self, eqn: JaxprEqn, place: Place, inputs: Collection[int]) -> int | None:
+        """The value whose derivative this is. A line that runs for one layer after another has several: those that the
+        way back, in the reverse order, has not passed; of these one that reads the same."""
         same = self._forward.get((id(eqn.source_info.traceback), self._layer))
-        return self._forward.get((place, self._layer)) if same is None else same
+        same = same or self._forward.get((place, self._layer), [])
+        ahead = [number for number in same if number <= self._reached] or same
+        reading = [number for number in ahead if not set(inputs).isdisjoint(self.values.rows[number].inputs)] or ahead
+        self._reached = reading[-1] if reading else self._reached
+        return reading[-1] if reading else None
 
     def _backward(self, eqn: JaxprEqn) -> bool:
         return "transpose(" in str(eqn.source_info.name_stack) or bool(self._outer and self._outer[-1][2])

@@ -33,11 +33,6 @@ def kind(ours: Start, theirs: Start) -> str | None:
     return next((said for finder in finders if (said := finder(ours, theirs)) is not None), None)
 
 
-def _both_ways(ours: Start, theirs: Start) -> tuple[tuple[Start, Start], tuple[Start, Start]]:
-    """For what either side may do alone."""
-    return (ours, theirs), (theirs, ours)
-
-
 def _lowered(ours: Start, theirs: Start) -> str | None:
     """A type with fewer digits on one side."""
     for side in (ours, theirs):
@@ -73,9 +68,10 @@ def _is(row: Value, *names: str) -> bool:
 
 def _mask(ours: Start, theirs: Start) -> str | None:
     """Who sees whom: places that one side masks and the other does not."""
-    if not any(_masks(side, side.near[:4]) for side in (ours, theirs)):
+    if not any(_masks(side, [*side.behind, *side.near[:4]]) for side in (ours, theirs)):
         return None
-    here, there = (_masks(side, side.near) for side in (ours, theirs))
+    # A side that masks everything goes on as if it masked nothing: what it was made of tells.
+    here, there = (_masks(side, [*side.behind, *side.near]) for side in (ours, theirs))
     if not here or not there:
         # Where what both read is masked already, the largest of a masked row is no mask of its own.
         if _masks(ours, ours.agreed):
@@ -84,16 +80,15 @@ def _mask(ours: Start, theirs: Start) -> str | None:
         if any(side.values.again is None and not side.values.arrays.keys() >= {*side.near} for side in (ours, theirs)):
             return None
         one, other = (ours, theirs) if here else (theirs, ours)
-        if _masks(other, other.behind):
-            return None  # a side that masks everything goes on as if it masked nothing
         return f"only {one.values.side} masks here, {other.values.side} does not"
     # Where some mask of ours is one of theirs, they may have been put together in other steps.
-    found = [_masked_apart(mine, their) for mine, their in product(here, there)]
-    differing = found[0]
-    if differing is None or any(apart is not None and not apart.any() for apart in found):
+    pairs = ((mine, _masked_apart(mine, their)) for mine, their in product(here, there))
+    found = [(mine, apart) for mine, apart in pairs if apart is not None]
+    if not found or not all(apart.any() for _, apart in found):
         return None
+    mine, differing = found[0]
     place = tuple(int(k) for k in np.argwhere(differing)[0])
-    only = "ours" if _masked(here[0])[place] else "theirs"
+    only = "ours" if _masked(mine)[place] else "theirs"
     return (
         f"the mask differs at {int(differing.sum())} of {differing.size} places: only {only} masks key {place[-1]} "
         f"from query {place[-2]}, for example"
@@ -113,8 +108,9 @@ def _masked(array: np.ndarray) -> np.ndarray:
 
 
 def _masks(side: Start, near: Sequence[int]) -> list[np.ndarray]:
-    """Each of these values that masks something; a side may mask in several steps."""
-    arrays = [side.values.array(i) for i in near if len(side.values.rows[i].shape) >= 2]
+    """Each of these values, but for tables, that masks something; a side may mask in several steps."""
+    rows = side.values.rows
+    arrays = [side.values.array(i) for i in near if rows[i].data and len(rows[i].shape) >= 2]
     return [array for array in arrays if array is not None and _masked(array).any()]
 
 

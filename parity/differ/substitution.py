@@ -9,15 +9,15 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import suppress
 from functools import cached_property
-from itertools import combinations
-from typing import NamedTuple
+from itertools import combinations, product
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from parity.differ.alignment import REACH, Start, sizes_around, splits
 from parity.differ.answer import called
 from parity.differ.element_order import layouts, with_axes_as, without_copies
-from parity.differ.fingerprints import BAR, Index, fingerprint
+from parity.differ.fingerprints import Index, fingerprint
 from parity.differ.row_sets import is_whole
 from parity.differ.values import Site, Value, Values, short
 
@@ -146,6 +146,7 @@ class Finding(NamedTuple):
     said: str
     ours: Site
     theirs: Site
+    sure: bool
 
 
 def experiment(
@@ -168,7 +169,10 @@ def experiment(
                 if best is None or shown.agreement[:2] > best[0]:
                     other = shown.other or _site_of_other(experiments, shown, partner, starts[1 - side])
                     places = sides[side].made(shown.place), other
-                    best = shown.agreement[:2], Finding(shown.said, *(places if side == 0 else places[::-1]))
+                    best = (
+                        shown.agreement[:2],
+                        Finding(shown.said, *(places if side == 0 else places[::-1]), shown.sure),
+                    )
                 if shown.agreement.returned:
                     return best[1]
     return best[1] if best else None
@@ -206,6 +210,8 @@ class _Shown(NamedTuple):
     agreement: Agreement
     other: Site | None = None
     """Where the other side does something else, where that is known."""
+    sure: bool = True
+    """Whether what this side does there is made of what agrees."""
 
 
 _Starts = Sequence[Start]
@@ -281,18 +287,22 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
     """This side reads one table where the other reads another."""
     values, other = experiments.values, experiments.other
     tables = _tables(other, [*([partner] if partner else []), *others])
-    for i in _tables(values, [start]):
-        here = without_copies(values.arrays[i])
-        for j in tables:
-            there = other.arrays[j]
-            for moved in with_axes_as(here, without_copies(there)) if j not in values.equal.get(i, ()) else ():
-                agreement = experiments.goes_on(i, np.broadcast_to(moved, values.rows[i].shape))
-                if agreement is not None:
-                    known = i in values.equal or j in other.equal
-                    origin, its = _origin(values, i, there, known), _origin(other, j, here, known)
-                    sites = values.made(origin), other.made(its)
-                    said = f"{values.side} reads `{sites[0].source}` where {other.side} reads `{sites[1].source}`"
-                    yield _Shown(said, origin, i, agreement, sites[1])
+    for i, j in product(_tables(values, [start]), tables):
+        if j not in values.equal.get(i, ()) and (agreement := _with_table(experiments, i, j)) is not None:
+            origin, its, sure = _origin(experiments, i, j)
+            sites = values.made(origin), other.made(its)
+            said = f"{values.side} reads `{sites[0].source}` where {other.side} reads `{sites[1].source}`"
+            yield _Shown(said, origin, i, agreement, sites[1], sure)
+
+
+def _with_table(experiments: Experiments, i: int, j: int) -> Agreement | None:
+    """How far this side goes on as the other does, if it reads a table of the other's in the place of its own."""
+    here, there = experiments.values.array(i), experiments.other.array(j)
+    if here is None or there is None:
+        return None
+    moved = with_axes_as(without_copies(here), without_copies(there))
+    found = (experiments.goes_on(i, np.broadcast_to(each, here.shape).astype(here.dtype)) for each in moved)
+    return max(filter(None, found), default=None)
 
 
 def _tables(values: Values, starts: Sequence[Start]) -> list[int]:
@@ -310,25 +320,42 @@ def _tables(values: Values, starts: Sequence[Start]) -> list[int]:
     return [i for i in found if values.rows[i].features is not None and i in values.arrays][:_TABLES]
 
 
-def _origin(values: Values, number: int, other: np.ndarray, known: bool) -> int:
-    """Where a table begins: behind copies, but for a copy of one part of a table that has the numbers of the `other`
-    one as well; and where neither table is `known` to both sides, behind what has no equal."""
-    features = fingerprint(other, depends_on_data=True)[0]
+def _origin(experiments: Experiments, i: int, j: int) -> tuple[int, int, bool]:
+    """Where two tables begin to differ: back from both, as long as what the one was made of, in the place of what the
+    other was made of, mends all behind it, and behind a part of a table that has the right one nowhere; and whether
+    both are then made of what agrees. A step that one side takes alone may be the difference; formulas that each side
+    arranges in its own way have none in common."""
+    values, other = experiments.values, experiments.other
 
-    def has_both(i: int) -> bool:
-        parts = (part for parts in splits(values.arrays[i]) for part in parts if part.size == other.size)
-        found = (fingerprint(part, depends_on_data=True)[0] for part in parts)
-        return any(f is not None and features is not None and np.abs(f - features).max() < BAR for f in found)
+    def told(of: Values, number: int) -> list[int]:
+        return [k for k in of.rows[number].inputs if of.rows[k].features is not None]
 
-    while before := [
-        i
-        for i in values.rows[number].inputs
-        if values.rows[i].features is not None and (values.copies(number) or not (known or i in values.equal))
-    ]:
-        if values.array(before[0]) is None or has_both(before[0]):
-            break
-        number = before[0]
-    return number
+    told_of, together = (i, j), True
+    while True:
+        here, there = told(values, i), told(other, j)
+        pairs = (pair for pair in product((*here, i), (*there, j)) if pair != (i, j))
+        mended = next((pair for pair in pairs if _with_table(experiments, *pair) is not None), None)
+        if mended is not None:
+            k, m = mended
+            alone = (k == i and not other.copies(j)) or (m == j and not values.copies(i))
+            together = (k != i and m != j) or (together and not alone)
+            i, j = mended
+        elif values.copies(i) and here and not _has_part(values.array(here[0]), other.rows[j].features):
+            i = here[0]
+        else:
+            known = all(k in values.equal for k in here)
+            return *told_of, known and (together or j in values.equals(here))
+        # A function that is called where the other side has one line is told of by the call.
+        calls = len(values.rows[i].place.chain) > len(values.rows[told_of[0]].place.chain)
+        if not calls or other.rows[j].place[:2] != other.rows[told_of[1]].place[:2]:
+            told_of = i, j
+
+
+def _has_part(table: np.ndarray | None, features: Any) -> bool:
+    """Whether a table has such a part, as far as that is known."""
+    parts = splits(table) if table is not None else ()
+    found = [fingerprint(part, depends_on_data=False)[0] for each in parts for part in each]
+    return table is None or bool(Index(found).equals(features))
 
 
 def _other_axes(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:

@@ -26,7 +26,6 @@ from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import (
     Json,
     new_folder,
-    read_json,
     require_new_folder,
     to_dict,
     user_path,
@@ -34,7 +33,7 @@ from jax_tformer.files import (
 )
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import Arrays, Layout, Place, family_called
-from jax_tformer.hub.folder import open_file
+from jax_tformer.hub.folder import open_file, read_object
 from jax_tformer.hub.names import (
     STACKED,
     WeightsError,
@@ -215,10 +214,9 @@ def _written(
 
 def _read_config(path: Path) -> Json:
     """Reads adapter_config.json; raises InputError for kinds of adapters and settings that we do not have."""
-    said = read_json(path)
-    if not isinstance(said, dict) or said.get("peft_type") != "LORA":
-        kind = said.get("peft_type") if isinstance(said, dict) else said
-        raise InputError(f"{path} has peft_type {kind!r}; expected 'LORA', the only kind of adapters that we have")
+    said = read_object(path)
+    kind = said.get("peft_type")
+    require(kind == "LORA", f"{path} has peft_type {kind!r}; expected 'LORA', the only kind of adapters that we have")
     for name, value in said.items():
         if name not in _CHANGE_NOTHING and value and value != "none":
             raise InputError(f"{path} has {name} {value!r}, which our adapters cannot express; expected it unset")
@@ -257,15 +255,13 @@ def _read(
         if again.keys() == theirs.keys() and jax.tree.all(jax.tree.map(np.array_equal, again, dict(theirs))):
             return own, ours
     targets = {part.split(".")[-1] for name in theirs for part in found[name].parts}
-    for what, values in (("ranks", set(ranks.values())), ("alphas", set(alphas.values()))):
-        require(
-            len(values) <= 1, f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules"
-        )
+    for what, values in (("ranks", ranks.values()), ("alphas", alphas.values())):
+        told = ", ".join(map(str, sorted(set(values))))
+        require(len(set(values)) == 1, f"its {what} are {told}; expected the same for all modules")
     ordered = tuple(target for target in get_args(LoraTarget) if target in targets)
-    rank = ranks.popitem()[1]
-    alpha = alphas.popitem()[1]
     dropout = float(said.get("lora_dropout") or 0.0)
-    return LoraConfig(rank, alpha, ordered, dropout, stabilized), read_adapters(found, theirs, None)
+    lora = LoraConfig(ranks.popitem()[1], alphas.popitem()[1], ordered, dropout, stabilized)
+    return lora, read_adapters(found, theirs, None)
 
 
 def _pattern(said: Json, field: str, module: str, otherwise: Any) -> Any:

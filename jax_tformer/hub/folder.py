@@ -166,7 +166,7 @@ def read_origin(folder: Path) -> Origin:
     if not (folder / CONFIG).exists():
         require(not any(folder.glob("*.gguf")), what_instead(folder))
         raise InputError(f"{folder} has no {CONFIG}; expected a folder that save_pretrained wrote")
-    config = _read_object(inside(folder, CONFIG))
+    config = read_object(inside(folder, CONFIG))
     require(
         "auto_map" not in config,
         f"{folder / CONFIG} asks for code of its own (auto_map), which is not run; expected a class of "
@@ -174,7 +174,7 @@ def read_origin(folder: Path) -> Origin:
     )
     names = sorted(path.name for path in folder.iterdir() if not path.is_dir())
     if GENERATION in names:
-        generation = _read_object(inside(folder, GENERATION))
+        generation = read_object(inside(folder, GENERATION))
         for name in generation.keys() & set(_NUMBERS):
             # Whatever asks for them later: the file is copied on.
             _require_kind(name, generation[name], str(folder / GENERATION))
@@ -189,7 +189,8 @@ def write_origin(folder: Path, origin: Origin) -> None:
         (folder / name).write_bytes(content)
 
 
-def _read_object(path: Path) -> Json:
+def read_object(path: Path) -> Json:
+    """Reads an object of JSON; raises InputError for anything else."""
     content = read_json(path)
     if not isinstance(content, dict):
         raise InputError(f"{path} holds {type(content).__name__}; expected a JSON object; restore it")

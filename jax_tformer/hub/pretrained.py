@@ -61,7 +61,6 @@ from jax_tformer.training.sharding import parameter_shardings
 
 _HUB_FILES = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
 StoredDtype = Literal["float64", "float32", "bfloat16", "float16"]
-DTYPES = {type_: dtype for dtype, type_ in STORED.items()}
 _SIZE = re.compile(r"(\d+\.?\d*)(?:([KMGT])(I?)B)?")
 
 
@@ -278,10 +277,8 @@ def _tensors(
     net: AnyTransformer, params: Params, chosen: str, origin: Origin | None, dtype: StoredDtype | None
 ) -> tuple[dict[str, View], dict[str, str]]:
     """Returns views of all arrays by the names in the file, and the type to store of each."""
-    flat = flatten(params)
-    given = {path: leaf for path, leaf in flat.items() if hasattr(leaf, "shape")}
-    declared = flatten(net.shapes)
-    require_fit("net", given, {path: leaf.shape for path, leaf in declared.items()})
+    given = {path: leaf for path, leaf in flatten(params).items() if hasattr(leaf, "shape")}
+    require_fit("net", given, {path: leaf.shape for path, leaf in flatten(net.shapes).items()})
     if odd := sorted({leaf.dtype.name for leaf in given.values()} - STORED.keys()):
         raise WeightsError(f"the parameters hold {odd[0]}; expected {', '.join(STORED)}")
     layout = Layout(FAMILIES[chosen].rows(net.config), net.config)
@@ -311,7 +308,7 @@ def _config_json(
 
     A setting that still says the same keeps its words: the names of the classes, say, if their number is the same.
     """
-    dtype = DTYPES[Counter(types.values()).most_common(1)[0][0]]
+    dtype = TYPES[Counter(types.values()).most_common(1)[0][0]].name
     origin = net.origin
     if origin is None or origin.architecture != chosen:
         # Of RoBERTa, a setting decides the padding token.

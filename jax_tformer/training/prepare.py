@@ -203,11 +203,7 @@ def compile_beside(lowered: jax.stages.Lowered) -> Future[jax.stages.Compiled]:
 
 
 def _bytes(tree: Any) -> int:
-    return sum(
-        leaf.size * jnp.dtype(leaf.dtype).itemsize
-        for leaf in jax.tree.leaves(tree)
-        if hasattr(leaf, "shape") and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-    )
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
 
 
 class Flops(NamedTuple):

@@ -202,7 +202,7 @@ def test_queries_and_keys_exchanged_are_not_told_apart_by_numbers(module):
     found = first_difference(ours(), module, exchanged("query", "key"), [TOKENS])
     assert found
     assert not found.sure
-    assert found.kind == "axes 2 and 3 of what both read are exchanged: perhaps two weights are"
+    assert found.kind == "axes 2 and 3 are exchanged: perhaps two weights are"
 
 
 def test_our_own_parameters_are_compared_by_name_first(module):

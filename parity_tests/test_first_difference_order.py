@@ -105,3 +105,30 @@ def test_a_right_order_is_no_difference_and_hides_none():
     found = first_difference(ours("scale"), Vision(), WEIGHTS | halves, [X])
     assert "jnp.einsum" in found.ours.source, str(found)
     assert "order" not in (found.kind or ""), str(found)
+
+
+def test_axes_are_named_where_they_are_exchanged_first():
+    """Some lines before the sides part, because there are as many queries as keys."""
+
+    def biased(p, x):
+        bias = jnp.tanh(p["first"] @ p["second"])
+        bias = bias.T
+        bias = bias[None]
+        return jax.nn.softmax(x @ x.swapaxes(1, 2) + bias + jnp.asarray([0.0, 0.0, 0.0, -1e9])) @ x
+
+    class Biased(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.first, self.second = (nn.Parameter(torch.randn(4, 4)) for _ in range(2))
+
+        def forward(self, x):
+            bias = torch.tanh(self.first @ self.second)
+            mask = torch.tensor([0.0, 0.0, 0.0, -1e9])
+            return (x @ x.transpose(1, 2) + (bias[None] + mask)).softmax(-1) @ x
+
+    x = np.random.default_rng(1).standard_normal((2, 4, 6))
+    found = first_difference(biased, Biased(), {"first": "first", "second": "second"}, [x])
+    assert found.ours.source == "bias = bias.T", str(found)
+    assert found.kind == "the same numbers in another order: axes 0 and 1 are exchanged"
+    assert found.sure

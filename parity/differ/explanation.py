@@ -104,11 +104,11 @@ def explain(
     if first is None or second is None:
         return _one_sided(stage, first or second, theirs if first else ours, about)
     origin = origin_of_order(first, second) if together else Origin(None, False)
-    if together and stage == "forward" and origin.inherited is None:
+    if together and stage == "forward" and not (origin.inherited and origin.checked):
         origin = lost_order(first, second) or origin
     if origin.inherited is not None and any(map(is_routed, sides, origin.inherited)):
         origin = Origin(None, False)
-    if origin.inherited is not None:
+    if origin.inherited is not None and origin.checked:
         i, j = origin.inherited
         said = f": {origin.said}" if origin.said else ""
         order = f"the same numbers in another order{said}"
@@ -123,18 +123,19 @@ def explain(
         wrong = None  # it is what is multiplied by the weight that is another
     agreed = _agreed(first, second)
     if wrong is None and stage != "backward" and not hidden and not grown:
-        what = kind(first, second) if together and not origin.exchanged else None
+        what = kind(first, second) if together and not origin.inherited else None
         # What begins elsewhere may be the difference, and before them although the sides read nothing in common there.
         pairs = [(first, second), (here[0], there[0])]
         elsewhere = (paired(here[k:], there) for k in range(1, min(len(here), _PAIRS)))
         pairs += [(one, other) for one, other, _ in elsewhere if one and other]
-        for one, other in dict.fromkeys(pairs) if not what else ():
-            if found := experiment(sides, one, other, (here, there), WAYS[: -1 if origin.exchanged else None]):
+        for one, other in dict.fromkeys(pairs[: 2 if origin.inherited else None]) if not what else ():
+            if found := experiment(sides, one, other, (here, there), WAYS[: -1 if origin.inherited else None]):
                 places, sure = (found.ours, found.theirs), found.sure
                 return Difference(stage, *places, _agreed(one, other), found.said, sure, sure, **about)
-    if origin.exchanged and wrong is None:
+    if origin.inherited is not None and wrong is None:
+        i, j = origin.inherited
         said = f"{origin.said}: perhaps two weights are"
-        return Difference(stage, *_places(first, second), (), said, False, False, **about)
+        return Difference(stage, ours.made(i), theirs.made(j), (), said, False, False, **about)
     if wrong is None and together and not hidden and stage != "backward":
         wrong = other_weights(first, second, held_by)
     what = wrong or (kind(first, second) if together and not grown else None)

@@ -33,11 +33,6 @@ def kind(ours: Start, theirs: Start) -> str | None:
     return next((said for finder in finders if (said := finder(ours, theirs)) is not None), None)
 
 
-def _both_ways(ours: Start, theirs: Start) -> tuple[tuple[Start, Start], tuple[Start, Start]]:
-    """For what either side may do alone."""
-    return (ours, theirs), (theirs, ours)
-
-
 def _lowered(ours: Start, theirs: Start) -> str | None:
     """A type with fewer digits on one side."""
     for side in (ours, theirs):

@@ -1,11 +1,12 @@
 """Whether what two places read is in one order; else where the order was lost before them."""
 
-from typing import NamedTuple
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from parity.differ.alignment import Start
-from parity.differ.element_order import NEARLY, exchanged_axes, layouts, order, swapped_blocks, with_axes_as
+from parity.differ.element_order import NEARLY, distance, exchanged_axes, layouts, order, swapped_blocks, with_axes_as
 from parity.differ.fingerprints import finite
 from parity.differ.substitution import Experiments
 from parity.differ.values import Values
@@ -22,10 +23,8 @@ class Origin(NamedTuple):
     inherited: tuple[int, int] | None
     """(ours, theirs): the first such values; None where the inputs are in one order."""
     checked: bool
-    """Whether at least one input was compared element by element."""
+    """Whether at least one input was compared element by element, and no weights may be meant by what is exchanged."""
     said: str = ""
-    exchanged: bool = False
-    """Whether an input is only the same with two axes of one size exchanged: each side may mean another one."""
 
 
 def origin_of_order(first: Start, second: Start) -> Origin:
@@ -39,8 +38,8 @@ def origin_of_order(first: Start, second: Start) -> Origin:
             here, there = ours.array(i), theirs.array(j)
             if here is None or there is None:
                 continue
-            if state == "same" and (axes := exchanged_axes(here, there)) is not None:
-                return Origin(None, False, f"axes {axes[0]} and {axes[1]} of what both read are exchanged", True)
+            if state == "same" and exchanged_axes(here, there) is not None:
+                return _exchange(ours, theirs, *_back(ours, theirs, i, j, _exchanged))
             if state == "other":
                 return _walk(ours, theirs, i, j)
     for i in first.row.inputs if checked else ():
@@ -109,25 +108,51 @@ def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
     return "other" if state == "unknown" and constant and swapped_blocks(here, there) else state
 
 
+def _exchange(ours: Values, theirs: Values, i: int, j: int) -> Origin:
+    """Where axes are exchanged first: checked where the line does it to the one thing that it reads, because two
+    operands of a product may be exchanged themselves, as their weights are."""
+    axes, checked = _exchanged(ours, theirs, i, j), False
+    if len(ours.rows[i].inputs) == 1 and ours.leaf(i) is None:
+        [k] = ours.rows[i].inputs
+        equals = [m for m in ours.equal.get(k, ()) if ours.rows[k].shape == theirs.rows[m].shape]
+        checked = any(distance(ours.array(k), theirs.array(m)) <= NEARLY for m in equals)
+    return Origin((i, j), checked, f"axes {axes[0]} and {axes[1]} are exchanged" if axes else "")
+
+
+def _exchanged(ours: Values, theirs: Values, i: int, j: int) -> tuple[int, int] | None:
+    here, there = ours.array(i), theirs.array(j)
+    return None if here is None or there is None else exchanged_axes(here, there)
+
+
+def _is_other(ours: Values, theirs: Values, i: int, j: int) -> bool:
+    return _order(ours, theirs, i, j) == "other"
+
+
 def _walk(ours: Values, theirs: Values, i: int, j: int) -> Origin:
-    for _ in range(_STEPS):
-        before = _mixed_before(ours, theirs, i, j)
-        if before is None:
-            break
-        i, j = before
+    i, j = _back(ours, theirs, i, j, _is_other)
     here, there = ours.array(i), theirs.array(j)
     said = swapped_blocks(here, there) if here is not None and there is not None else None
     return Origin((i, j), True, said or "")
 
 
-def _mixed_before(ours: Values, theirs: Values, i: int, j: int) -> tuple[int, int] | None:
+def _back(ours: Values, theirs: Values, i: int, j: int, moved: Callable[..., Any]) -> tuple[int, int]:
+    """The first two values on the way to these that are `moved`, each made of what is not."""
+    for _ in range(_STEPS):
+        before = _mixed_before(ours, theirs, i, j, moved)
+        if before is None:
+            break
+        i, j = before
+    return i, j
+
+
+def _mixed_before(ours: Values, theirs: Values, i: int, j: int, moved: Callable[..., Any]) -> tuple[int, int] | None:
     """An input of ours whose equal among their inputs, near or far, is in another order."""
     table = not ours.rows[i].data
     behind = [j] * table + _behind(theirs, j)
     for k in [i] * table + _behind(ours, i):
         for m in ours.equal.get(k, ()):
             # A table may be copied on one side alone, to the shape of what it is added to.
-            if m in behind and (k, m) != (i, j) and _order(ours, theirs, k, m) == "other":
+            if m in behind and (k, m) != (i, j) and moved(ours, theirs, k, m):
                 return k, m
     return None
 

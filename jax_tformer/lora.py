@@ -110,8 +110,7 @@ def merge(lora: LoraConfig, params: "Params") -> "Params":
             change = a.reshape(layers, -1, lora.rank).astype(high) @ b.reshape(layers, lora.rank, -1).astype(high)
             kernels[place] = (kernel.astype(high) + lora.scale * change.reshape(kernel.shape)).astype(kernel.dtype)
     rest = {path: leaf for path, leaf in (flat | kernels).items() if not is_adapter(path)}
-    params = traverse_util.unflatten_dict(rest)
-    return params
+    return traverse_util.unflatten_dict(rest)
 
 
 def add_lora(net: Net, params: "Params", lora: LoraConfig, key: RandomKey) -> tuple[Net, "Params"]:

@@ -323,6 +323,25 @@ def test_a_table_is_followed_to_where_it_begins_to_differ():
     assert found.theirs.source == "half = away > 0", str(found)
 
 
+def test_a_table_of_two_numbers_does_not_agree_by_having_two():
+    """Cosines and sines of one table: neither mends without the other, and what is before both does."""
+
+    def turned(p, x, h):
+        frequencies = 100.0 ** (-jnp.arange(0, 4, 2) / 4)
+        angles = jnp.arange(6)[:, None] * jnp.tile(frequencies, 3)
+        return h * jnp.cos(angles) + h[:, ::-1] * jnp.sin(angles)
+
+    def turned_there(m, x, h):
+        frequencies = 10000.0 ** (-torch.arange(0, 4, 2) / 4)
+        angles = torch.arange(6)[:, None] * frequencies
+        angles = torch.cat((angles, angles, angles), -1)
+        return h * angles.cos() + h.flip(-1) * angles.sin()
+
+    found = first_difference(partial(ours, turned), Module(turned_there), WEIGHTS, [NUMBERS], backward=False)
+    assert found.sure, str(found)
+    assert found.ours.source.startswith("frequencies = "), str(found)
+
+
 def test_a_part_that_is_masked_is_not_taken_for_one_that_is_not():
     """Theirs masks a key of the second sequence; of the first, it has the numbers that ours has of both."""
 

@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, get_args
+from typing import Any, NamedTuple, TypeVar, get_args
 
 import jax
 import numpy as np
@@ -26,7 +26,6 @@ from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import (
     Json,
     new_folder,
-    read_json,
     require_new_folder,
     to_dict,
     user_path,
@@ -34,13 +33,12 @@ from jax_tformer.files import (
 )
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import Arrays, Layout, Place, family_called
-from jax_tformer.hub.folder import open_file
+from jax_tformer.hub.folder import open_file, read_object
 from jax_tformer.hub.names import (
     STACKED,
     WeightsError,
     from_reference,
     listed,
-    read,
     read_header,
     require_fit,
     slots,
@@ -67,6 +65,7 @@ PREFIX = "base_model.model."
 _NAMED = re.compile(rf"({re.escape(PREFIX)})?(?P<module>.+)\.lora_(?P<side>[AB])(\.default)?\.weight")
 _PROJECTIONS = tuple(f".{name}.weight" for name in get_args(LoraTarget) if name != "all")
 
+T = TypeVar("T")
 Pair = tuple[np.ndarray, np.ndarray]
 """The A and the B of a module."""
 
@@ -123,8 +122,7 @@ def save_adapters(
     layout = _layout(net, architecture)
     found = modules(layout)
     theirs = write_adapters(found, to_reference(split_adapters(params)[0]))
-    arrays = {f"{PREFIX}{name}.lora_A.weight": a for name, (a, _) in theirs.items()}
-    arrays |= {f"{PREFIX}{name}.lora_B.weight": b for name, (_, b) in theirs.items()}
+    arrays = {f"{PREFIX}{name}.weight": array for name, array in _by_side(theirs).items()}
     names = {place.theirs.removesuffix(".weight") for place in layout.places}
     inputs_first = any(found[name].inputs_first for name in theirs)
     said = _written(net.config.lora, {name: len(a) for name, (a, _) in theirs.items()}, names, base, inputs_first)
@@ -159,7 +157,7 @@ def load_adapters(
     )
     said = _read_config(path / CONFIG)
     layout = _layout(net, architecture)
-    arrays = {name: read(tensor) for name, tensor in open_file(path, WEIGHTS).items()}
+    arrays = {name: np.asarray(tensor) for name, tensor in open_file(path, WEIGHTS).items()}
     try:
         found = modules(layout)
         theirs = pairs(layout, found, arrays)
@@ -216,10 +214,9 @@ def _written(
 
 def _read_config(path: Path) -> Json:
     """Reads adapter_config.json; raises InputError for kinds of adapters and settings that we do not have."""
-    said = read_json(path)
-    if not isinstance(said, dict) or said.get("peft_type") != "LORA":
-        kind = said.get("peft_type") if isinstance(said, dict) else said
-        raise InputError(f"{path} has peft_type {kind!r}; expected 'LORA', the only kind of adapters that we have")
+    said = read_object(path)
+    kind = said.get("peft_type")
+    require(kind == "LORA", f"{path} has peft_type {kind!r}; expected 'LORA', the only kind of adapters that we have")
     for name, value in said.items():
         if name not in _CHANGE_NOTHING and value and value != "none":
             raise InputError(f"{path} has {name} {value!r}, which our adapters cannot express; expected it unset")
@@ -251,30 +248,26 @@ def _read(
             len(a) == ranks[name],
             f"{name}.lora_A has {len(a)} rows, and {CONFIG} says rank {ranks[name]}; expected as many",
         )
-    if own is not None and _is_own(own, found, theirs) and own.rank_stabilized == stabilized:
-        return own, read_adapters(found, theirs, own)
+    if own is not None and own.rank_stabilized == stabilized:
+        ours = read_adapters(found, theirs, own)
+        again = write_adapters(found, ours)
+        # Unless others have trained them since, they are as `save_adapters` lays them out.
+        if again.keys() == theirs.keys() and jax.tree.all(jax.tree.map(np.array_equal, again, dict(theirs))):
+            return own, ours
     targets = {part.split(".")[-1] for name in theirs for part in found[name].parts}
-    for what, values in (("ranks", set(ranks.values())), ("alphas", set(alphas.values()))):
-        require(
-            len(values) <= 1, f"its {what} are {', '.join(map(str, sorted(values)))}; expected the same for all modules"
-        )
+    for what, values in (("ranks", ranks.values()), ("alphas", alphas.values())):
+        told = ", ".join(map(str, sorted(set(values))))
+        require(len(set(values)) == 1, f"its {what} are {told}; expected the same for all modules")
     ordered = tuple(target for target in get_args(LoraTarget) if target in targets)
-    rank = ranks.popitem()[1]
-    alpha = alphas.popitem()[1]
     dropout = float(said.get("lora_dropout") or 0.0)
-    return LoraConfig(rank, alpha, ordered, dropout, stabilized), read_adapters(found, theirs, None)
+    lora = LoraConfig(ranks.popitem()[1], alphas.popitem()[1], ordered, dropout, stabilized)
+    return lora, read_adapters(found, theirs, None)
 
 
 def _pattern(said: Json, field: str, module: str, otherwise: Any) -> Any:
     """Looks up a module as PEFT does: by patterns of the end of its name."""
     patterns = said.get(field) or {}
     return next((value for end, value in patterns.items() if re.fullmatch(rf"(.*\.)?({end})", module)), otherwise)
-
-
-def _is_own(own: LoraConfig, found: Mapping[str, Module], theirs: Mapping[str, Pair]) -> bool:
-    """Whether the adapters still are as `save_adapters` lays them out: others may have trained them since."""
-    again = write_adapters(found, read_adapters(found, theirs, own))
-    return again.keys() == theirs.keys() and jax.tree.all(jax.tree.map(np.array_equal, again, dict(theirs)))
 
 
 def modules(layout: Layout) -> dict[str, Module]:
@@ -313,14 +306,9 @@ def read_adapters(found: Mapping[str, Module], theirs: Mapping[str, Pair], lora:
 
     Raises WeightsError for adapters of other shapes than the modules that they are for.
     """
+    shapes = {name: found[name].shapes(len(a)) for name, (a, _) in theirs.items()}
+    require_fit("adapters", _by_side(theirs), _by_side(shapes))
     ours = {}
-    given: Arrays = {}
-    shapes: dict[str, tuple[int, ...]] = {}
-    for name, (a, b) in theirs.items():
-        sides = f"{name}.lora_A", f"{name}.lora_B"
-        given |= zip(sides, (a, b), strict=True)
-        shapes |= zip(sides, found[name].shapes(len(a)), strict=True)
-    require_fit("adapters", given, shapes)
     for name, (a, b) in theirs.items():
         module = found[name]
         adapted = [part for part in module.parts if lora is None or lora.adapts(part.split(".")[-1])]
@@ -329,6 +317,10 @@ def read_adapters(found: Mapping[str, Module], theirs: Mapping[str, Pair], lora:
             ours[f"{part}.lora.a.weight"] = a[rows]
             ours[f"{part}.lora.b.weight"] = columns.reshape(-1, rank)
     return ours
+
+
+def _by_side(pairs: Mapping[str, tuple[T, T]]) -> dict[str, T]:
+    return {f"{name}.lora_{side}": one for name, pair in pairs.items() for side, one in zip("AB", pair, strict=True)}
 
 
 def pairs(layout: Layout, found: Collection[str], arrays: Mapping[str, np.ndarray]) -> dict[str, Pair]:

@@ -14,7 +14,7 @@ from jax_tformer.files import user_path
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.folder import STORED, inside, read_index, read_origin
 from jax_tformer.hub.names import Views
-from jax_tformer.hub.pretrained import assembled, matching_tokenizer
+from jax_tformer.hub.pretrained import assembled
 
 FLAX = "flax_model.msgpack"
 FLAX_INDEX = "flax_model.msgpack.index.json"
@@ -35,11 +35,7 @@ def load_flax(folder: str | Path) -> tuple[AnyTransformer, Params, Tokenizer | N
     if isinstance(named, list):
         classes = [str(name).removeprefix("Flax") for name in named]
         origin = replace(origin, config={**origin.config, "architectures": classes})
-    tokenizer = matching_tokenizer(path, origin)
-    weights = flax_weights(path)
-    types = {name: STORED.get(array.dtype.name, array.dtype.name) for name, array in weights.items()}
-    net, params = assembled(path, origin, weights, types)
-    return net, params, tokenizer
+    return assembled(path, origin, flax_weights)
 
 
 def flax_weights(folder: Path) -> Views:

@@ -8,7 +8,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import ml_dtypes
 import numpy as np
@@ -17,6 +17,9 @@ import safetensors
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.files import Json, not_regular, read_json, shortened, write_json
+
+if TYPE_CHECKING:
+    from jax_tformer.hub.names import View
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -163,9 +166,7 @@ def read_origin(folder: Path) -> Origin:
     if not (folder / CONFIG).exists():
         require(not any(folder.glob("*.gguf")), what_instead(folder))
         raise InputError(f"{folder} has no {CONFIG}; expected a folder that save_pretrained wrote")
-    config = read_json(inside(folder, CONFIG))
-    if not isinstance(config, dict):
-        raise InputError(f"{folder / CONFIG} holds {type(config).__name__}; expected a JSON object; restore it")
+    config = read_object(inside(folder, CONFIG))
     require(
         "auto_map" not in config,
         f"{folder / CONFIG} asks for code of its own (auto_map), which is not run; expected a class of "
@@ -173,9 +174,7 @@ def read_origin(folder: Path) -> Origin:
     )
     names = sorted(path.name for path in folder.iterdir() if not path.is_dir())
     if GENERATION in names:
-        generation = read_json(inside(folder, GENERATION))
-        if not isinstance(generation, dict):
-            raise InputError(f"{folder / GENERATION} holds {type(generation).__name__}; expected a JSON object")
+        generation = read_object(inside(folder, GENERATION))
         for name in generation.keys() & set(_NUMBERS):
             # Whatever asks for them later: the file is copied on.
             _require_kind(name, generation[name], str(folder / GENERATION))
@@ -188,6 +187,14 @@ def write_origin(folder: Path, origin: Origin) -> None:
     write_json(folder / CONFIG, dict(origin.config))
     for name, content in origin.files.items():
         (folder / name).write_bytes(content)
+
+
+def read_object(path: Path) -> Json:
+    """Reads an object of JSON; raises InputError for anything else."""
+    content = read_json(path)
+    if not isinstance(content, dict):
+        raise InputError(f"{path} holds {type(content).__name__}; expected a JSON object; restore it")
+    return content
 
 
 def _bytes(path: Path) -> bytes:
@@ -255,8 +262,10 @@ def read_defaults(settings: Json, *, translates: bool, where: str, vocabulary: i
     elif given.get("do_sample"):
         # Without a top_k, transformers takes 50.
         decoding |= {"temperature": 1.0, "top_k": 50} | drawing
-    ends = given.get("eos_token_id", [])
-    ends = ends if isinstance(ends, list) else [ends]
+    ends, last = (
+        ids if isinstance(ids, list) else [ids]
+        for ids in (given.get(name, []) for name in ("eos_token_id", "forced_eos_token_id"))
+    )
     if unknown := [end for end in ends if vocabulary is not None and end >= vocabulary]:
         raise InputError(f"eos_token_id is {unknown[0]} in {where}; expected ids below {vocabulary}, the vocabulary")
     # Those of translations count the start token.
@@ -269,8 +278,6 @@ def read_defaults(settings: Json, *, translates: bool, where: str, vocabulary: i
     decoding |= {"min_new_tokens": fewest} if fewest else {}
     if "forced_bos_token_id" in given and translates:
         decoding["forced_bos_token_id"] = given["forced_bos_token_id"]
-    last = given.get("forced_eos_token_id", [])
-    last = last if isinstance(last, list) else [last]
     if len(last) == 1:
         decoding["forced_eos_token_id"] = last[0]
     elif last:
@@ -323,6 +330,11 @@ class Stored:
                 f"{self.path} changed while it was read ({error}); restore it, and load it again"
             ) from error
         return array
+
+
+def type_of(array: "View") -> str:
+    """Returns what safetensors calls the type of an array."""
+    return array.type if isinstance(array, Stored) else STORED[array.dtype.name]
 
 
 def open_tensors(folder: Path) -> dict[str, Stored]:

@@ -3,9 +3,8 @@
 Both sides give every module the same name, so one short table of leaves is enough: each leaf's name there. Its axes
 (`jax_tformer.model.parameters`) say how it is rearranged. Neither depends on the architecture.
 
-A conversion is an array with other axes, which shares the memory of the first: NumPy splits axes and changes their
-order without a copy. So the same functions convert arrays in memory and arrays in files, and nothing is read before
-somebody asks for it (`View`).
+NumPy splits axes and changes their order without a copy, in memory and in a file that is mapped. So the same functions
+convert both, and what is in a file is read where somebody asks for it (`View`).
 """
 
 import json
@@ -24,7 +23,7 @@ from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, reason_of
-from jax_tformer.files import from_dict, parse_json, to_dict
+from jax_tformer.files import from_dict, parse_json, shortened, to_dict
 from jax_tformer.functional import Params, transformer
 from jax_tformer.model.parameters import Shape, axes_of, flatten, matrix_shape, unflatten
 
@@ -99,7 +98,7 @@ def read(view: View, dtype: np.dtype[Any] | None = None, region: Region | None =
 def copy_array(target: np.ndarray, source: np.ndarray) -> None:
     """Writes `source` into `target`, in strips where it is a transpose, which is up to three times as fast."""
     size = source.shape[-1]
-    strip = size if source.flags.c_contiguous else _STRIP
+    strip = max(size, 1) if source.flags.c_contiguous else _STRIP
     for start in range(0, size, strip):
         target[..., start : start + strip] = source[..., start : start + strip]
 
@@ -274,9 +273,7 @@ def require_fit(
 
 def listed(names: Iterable[str], most: int = 6) -> str:
     """Lists the names in order, only the first few of many."""
-    names = sorted(names)
-    rest = f", and {len(names) - most} more" if len(names) > most else ""
-    return ", ".join(names[:most]) + rest
+    return shortened(sorted(names), most)
 
 
 def save_weights(path: Path | str, params: Params, config: TransformerConfig) -> None:

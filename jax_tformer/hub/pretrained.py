@@ -5,7 +5,7 @@ import math
 import re
 import tempfile
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -43,6 +43,7 @@ from jax_tformer.hub.folder import (
     Origin,
     open_tensors,
     read_origin,
+    type_of,
 )
 from jax_tformer.hub.names import (
     View,
@@ -60,7 +61,6 @@ from jax_tformer.training.sharding import parameter_shardings
 
 _HUB_FILES = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
 StoredDtype = Literal["float64", "float32", "bfloat16", "float16"]
-DTYPES = {type_: dtype for dtype, type_ in STORED.items()}
 _SIZE = re.compile(r"(\d+\.?\d*)(?:([KMGT])(I?)B)?")
 
 
@@ -81,46 +81,35 @@ def load_pretrained(
     another vocabulary.
     """
     folder = _folder(folder_or_name, revision)
-    origin = read_origin(folder)
-    tokenizer = matching_tokenizer(folder, origin)
-    stored = open_tensors(folder)
-    types = {name: tensor.type for name, tensor in stored.items()}
-    net, params = assembled(folder, origin, stored, types, dtype=dtype, mesh=mesh)
-    return net, params, tokenizer
-
-
-def matching_tokenizer(folder: Path, origin: Origin) -> Tokenizer | None:
-    """Loads the folder's tokenizer, if it has one; raises InputError if its ids are not those of the model."""
-    config = config_from_huggingface(origin.config)
-    if "tokenizer.json" not in origin.files:
-        return None
-    tokenizer = load_tokenizer(folder)
-    _require_vocabulary(folder, origin, tokenizer, config.vocab_size or 0)
-    return tokenizer
+    return assembled(folder, read_origin(folder), open_tensors, dtype=dtype, mesh=mesh)
 
 
 def assembled(
     folder: Path,
     origin: Origin,
-    stored: Views,
-    types: Mapping[str, str],
+    open_arrays: Callable[[Path], Views],
     *,
     dtype: Dtype | None = None,
     mesh: Mesh | None = None,
-) -> tuple[AnyTransformer, Params]:
-    """Makes the net of config.json, and reads its parameters from the arrays `stored`; see `load_pretrained`.
+) -> tuple[AnyTransformer, Params, Tokenizer | None]:
+    """Makes the net of config.json, with the parameters that `open_arrays` finds in the folder, and its tokenizer.
 
-    `types` are the arrays' types as safetensors calls them.
+    See `load_pretrained`.
     """
+    rows = config_from_huggingface(origin.config).vocab_size or 0
+    tokenizer = load_tokenizer(folder) if "tokenizer.json" in origin.files else None
+    if tokenizer is not None:
+        _require_vocabulary(folder, origin, tokenizer, rows)
+    stored = open_arrays(folder)
     config = config_from_huggingface(origin.config, stored)
     layout = Layout(family_of(origin.config).rows(config), config)
-    used = {name: types[name] for name, known in layout.known(stored).items() if known is not None}
+    used = {name: type_of(stored[name]) for name, known in layout.known(stored).items() if known is not None}
     _require_types(folder, used)
     origin = replace(origin, types=used, converted=dtype is not None)
     config = config.with_dtype(_usable(dtype or origin.dtype))
     net = transformer(config)
     net.origin = origin
-    return net, _placed(parameter_views(layout.ours(stored), net.shapes), net.shapes, mesh)
+    return net, _placed(parameter_views(layout.ours(stored), net.shapes), net.shapes, mesh), tokenizer
 
 
 def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
@@ -288,10 +277,8 @@ def _tensors(
     net: AnyTransformer, params: Params, chosen: str, origin: Origin | None, dtype: StoredDtype | None
 ) -> tuple[dict[str, View], dict[str, str]]:
     """Returns views of all arrays by the names in the file, and the type to store of each."""
-    flat = flatten(params)
-    given = {path: leaf for path, leaf in flat.items() if hasattr(leaf, "shape")}
-    declared = flatten(net.shapes)
-    require_fit("net", given, {path: leaf.shape for path, leaf in declared.items()})
+    given = {path: leaf for path, leaf in flatten(params).items() if hasattr(leaf, "shape")}
+    require_fit("net", given, {path: leaf.shape for path, leaf in flatten(net.shapes).items()})
     if odd := sorted({leaf.dtype.name for leaf in given.values()} - STORED.keys()):
         raise WeightsError(f"the parameters hold {odd[0]}; expected {', '.join(STORED)}")
     layout = Layout(FAMILIES[chosen].rows(net.config), net.config)
@@ -321,7 +308,7 @@ def _config_json(
 
     A setting that still says the same keeps its words: the names of the classes, say, if their number is the same.
     """
-    dtype = DTYPES[Counter(types.values()).most_common(1)[0][0]]
+    dtype = TYPES[Counter(types.values()).most_common(1)[0][0]].name
     origin = net.origin
     if origin is None or origin.architecture != chosen:
         # Of RoBERTa, a setting decides the padding token.

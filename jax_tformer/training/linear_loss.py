@@ -51,14 +51,8 @@ def linear_cross_entropy(
 def _summed(
     x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: Cap | None
 ) -> Array:
-    narrow = table.astype(x.dtype)
-
-    def add(total: Array, part: tuple[Array, Array]) -> tuple[Array, None]:
-        rows, targets = part
-        losses, _ = _losses(_logits(rows, narrow, bias, vocabulary, cap), targets, vocabulary, added)
-        return total + losses.sum(), None
-
-    return jax.lax.scan(add, jnp.zeros((), accumulator(x.dtype)), _parts(x, labels, len(table)))[0]
+    # XLA leaves out the gradients, which nobody asks for.
+    return _with_gradients(x, table, bias, labels, vocabulary, added, cap)[0]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
@@ -69,7 +63,9 @@ def _with_gradients(
     high = accumulator(x.dtype)
     narrow = table.astype(x.dtype)
 
-    def part(rows: Array, targets: Array) -> tuple[Array, Array, tuple[Array, Array]]:
+    def add(sums: tuple[Array, Array, Array], part: tuple[Array, Array]) -> tuple[tuple[Array, Array, Array], Array]:
+        loss, by_table, by_bias = sums
+        rows, targets = part
         logits = _logits(rows, narrow, bias, vocabulary, cap)
         losses, by_logits = _losses(logits, targets, vocabulary, added)
         if cap is not None:
@@ -78,24 +74,14 @@ def _with_gradients(
             size, form = cap
             slope = 1 - jnp.square(jnp.maximum(logits, -size) / size)
             by_logits = by_logits * (slope if form == "tanh" else slope**1.5)
-        by_bias = by_logits.sum(0)
+        by_bias = by_bias + by_logits.sum(0)
         by_logits = by_logits.astype(x.dtype)
-        by_table = jnp.einsum("nv,nd->vd", by_logits, rows, preferred_element_type=high)
-        return losses.sum(), by_logits @ narrow, (by_table, by_bias)
+        by_table = by_table + jnp.einsum("nv,nd->vd", by_logits, rows, preferred_element_type=high)
+        return (loss + losses.sum(), by_table, by_bias), by_logits @ narrow
 
-    def add(sums: tuple[Any, ...], inputs: tuple[Array, Array]) -> tuple[tuple[Any, ...], Array]:
-        loss, by_rows, by_weights = part(*inputs)
-        return jax.tree.map(jnp.add, sums, (loss, by_weights)), by_rows
-
-    rows, targets = _parts(x, labels, len(table))
-    if len(rows) == 1:
-        loss, by_x, by_weights = part(rows[0], targets[0])
-    else:
-        zeros = jnp.zeros((), high), (jnp.zeros(table.shape, high), jnp.zeros(len(table), high))
-        (loss, by_weights), by_x = jax.lax.scan(add, zeros, (rows, targets))
-        by_x = by_x.swapaxes(0, 1)
-    by_x = by_x.reshape(-1, x.shape[1])[: len(x)]
-    by_table, by_bias = by_weights
+    zeros = jnp.zeros((), high), jnp.zeros(table.shape, high), jnp.zeros(len(table), high)
+    (loss, by_table, by_bias), by_x = jax.lax.scan(add, zeros, _parts(x, labels, len(table)))
+    by_x = by_x.swapaxes(0, 1).reshape(-1, x.shape[1])[: len(x)]
     gradients = by_x, by_table.astype(table.dtype), None if bias is None else by_bias[:vocabulary].astype(bias.dtype)
     return loss, gradients
 

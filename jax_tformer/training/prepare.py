@@ -163,9 +163,7 @@ def prepare(
     )
     shapes = jax.eval_shape(first_state)
     shardings = state_shardings(mesh, tx, shapes)
-    abstract = jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding), shapes, shardings
-    )
+    abstract = jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, shardings)
     require_room(abstract, mesh)
     update = jax.jit(
         train_step(
@@ -205,11 +203,7 @@ def compile_beside(lowered: jax.stages.Lowered) -> Future[jax.stages.Compiled]:
 
 
 def _bytes(tree: Any) -> int:
-    return sum(
-        leaf.size * jnp.dtype(leaf.dtype).itemsize
-        for leaf in jax.tree.leaves(tree)
-        if hasattr(leaf, "shape") and not jnp.issubdtype(leaf.dtype, jax.dtypes.extended)
-    )
+    return sum(leaf.size * leaf.dtype.itemsize for leaf in jax.tree.leaves(tree) if hasattr(leaf, "shape"))
 
 
 class Flops(NamedTuple):

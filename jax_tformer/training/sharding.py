@@ -75,11 +75,7 @@ def on_mesh(mesh: Mesh | None, shapes: Params) -> Params:
     """Returns abstract parameters with the shardings of `parameter_shardings`; as they are without a mesh."""
     if mesh is None:
         return shapes
-    return jax.tree.map(
-        lambda leaf, sharding: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding),
-        shapes,
-        parameter_shardings(mesh, shapes),
-    )
+    return jax.tree.map(lambda leaf, place: leaf.update(sharding=place), shapes, parameter_shardings(mesh, shapes))
 
 
 def local_rows(mesh: Mesh, batch_size: int) -> np.ndarray:

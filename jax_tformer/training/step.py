@@ -17,10 +17,10 @@ from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.parameters import Count, DropoutKey, RandomKey, Scalar, accumulator, flatten
-from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, Outputs
+from jax_tformer.model.transformer import Outputs
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
-from jax_tformer.training.sharding import name_of, on_mesh, parameter_shardings, replicate
+from jax_tformer.training.sharding import name_of, parameter_shardings, replicate
 
 Batch = dict[str, Array]
 """Arrays of one batch: tokens or source and target, their masks, and labels."""
@@ -63,29 +63,9 @@ class StepMetrics(NamedTuple):
 def forward(
     net: AnyTransformer, params: Params, batch: Batch, *, dropout_key: DropoutKey = None, capture: bool = False
 ) -> Outputs:
-    """Runs the model on any kind of batch, with the batch's masks, segments and token types."""
-    model = net.bind(params)
-    given = batch.get
-    if isinstance(model, EncoderDecoder):
-        return model(
-            batch["source"],
-            batch["target"],
-            source_mask=given("source_mask"),
-            target_mask=given("target_mask"),
-            source_segments=given("source_segments"),
-            target_segments=given("target_segments"),
-            dropout_key=dropout_key,
-            capture=capture,
-        )
-    run = partial(model, prefix=given("prefix")) if isinstance(model, DecoderOnly) else model
-    return run(
-        batch["tokens"],
-        mask=given("mask"),
-        token_types=given("token_types"),
-        segments=given("segments"),
-        dropout_key=dropout_key,
-        capture=capture,
-    )
+    """Runs the model on any kind of batch: but for the labels, its arrays have the names of the model's arguments."""
+    inputs: dict[str, Any] = {name: array for name, array in batch.items() if name != "labels"}
+    return net.bind(params)(**inputs, dropout_key=dropout_key, capture=capture)
 
 
 def batch_loss(
@@ -161,11 +141,12 @@ def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainSt
     """
     replicated = NamedSharding(mesh, PartitionSpec())
     parameters = parameter_shardings(mesh, state.params)
-    placed = {name_of(path): leaf for path, leaf in jax.tree_util.tree_leaves_with_path(on_mesh(mesh, state.params))}
+    shapes = flatten(state.params)
+    shardings = flatten(parameters)
 
     def placing(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        parameter = placed.get(name_of(path))
-        return replicated if parameter is None or parameter.shape != leaf.shape else parameter.sharding
+        name = name_of(path)
+        return shardings[name] if name in shapes and shapes[name].shape == leaf.shape else replicated
 
     opt_state = jax.tree_util.tree_map_with_path(placing, state.opt_state)
     average = None if state.average is None else trained(parameters)

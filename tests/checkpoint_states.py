@@ -27,13 +27,6 @@ def make_state(step):
 ABSTRACT = jax.eval_shape(lambda: make_state(0))
 
 
-def assert_same_bits(left, right):
-    assert jax.tree.structure(left) == jax.tree.structure(right)
-    for one, two in zip(jax.tree.leaves(left), jax.tree.leaves(right), strict=True):
-        assert (one.dtype, one.shape) == (two.dtype, two.shape)
-        assert np.asarray(one).tobytes() == np.asarray(two).tobytes()
-
-
 def save_all(folder, *steps, keep=9, losses=None):
     with Checkpoints(folder, keep) as checkpoints:
         for step in steps:

@@ -1,9 +1,11 @@
 """What several files of tests start from: an empty folder, a finished run."""
 
+import os
 import re
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
@@ -19,6 +21,14 @@ def folder(tmp_path, monkeypatch):
     return tmp_path
 
 
+@pytest.fixture
+def synced(monkeypatch):
+    """The files and folders that are on the disk for certain, in their order."""
+    paths = []
+    monkeypatch.setattr(os, "fsync", lambda file: paths.append(os.readlink(f"/proc/self/fd/{file}")))
+    return paths
+
+
 PROGRAMS = {
     "train.py": partial(run_program, train.main, "train.py"),
     "generate.py": partial(run_program, generate.main, "generate.py"),
@@ -27,21 +37,31 @@ PROGRAMS = {
 
 
 @pytest.fixture
-def refuse(folder, monkeypatch, capsys):
-    """Runs a program that must refuse, with status 2 and one line, and leave the folder as it was; returns the line."""
+def end_of(folder, monkeypatch, capsys):
+    """Runs a program until it ends itself; returns its status, its output and its errors."""
 
     def run(command, *more, program="train.py", typed=""):
-        before = contents(folder)
         monkeypatch.setattr(sys, "argv", [program, *command.split(), *more])
         monkeypatch.setattr(sys, "stdin", as_input(typed))
         capsys.readouterr()
         with pytest.raises(SystemExit) as stop:
-            PROGRAMS[program]()
-        output = capsys.readouterr()
-        assert (stop.value.code, output.out, output.err.count("\n")) == (2, "", 1), output
-        assert re.match(rf"{program}( \w+)?: error: ", output.err)
+            PROGRAMS[Path(program).name]()
+        return stop.value.code, *capsys.readouterr()
+
+    return run
+
+
+@pytest.fixture
+def refuse(folder, end_of):
+    """Runs a program that must refuse, with status 2 and one line, and leave the folder as it was; returns the line."""
+
+    def run(command, *more, program="train.py", typed=""):
+        before = contents(folder)
+        status, output, errors = end_of(command, *more, program=program, typed=typed)
+        assert (status, output, errors.count("\n")) == (2, "", 1), errors
+        assert re.match(rf"{program}( \w+)?: error: ", errors)
         assert contents(folder) == before
-        return output.err
+        return errors
 
     return run
 

@@ -1,25 +1,25 @@
 """A small GPT-2 in a folder, as `save_pretrained` writes it, for tests that open, damage or measure it."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import jax
 import tokenizers
 
-from jax_tformer import StackConfig, TransformerConfig, save_pretrained, transformer
+from jax_tformer import save_pretrained, transformer
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.functional import AnyTransformer, Params
+from tests import small_models
 
-STACK = StackConfig(
-    num_layers=2,
+STACK = replace(
+    small_models.STACK,
     num_heads=4,
     feedforward_width=48,
     activation="gelu_tanh",
-    norm_placement="pre",
-    final_norm=True,
     positions="learned",
     max_positions=20,
 )
-CONFIG = TransformerConfig(vocab_size=40, d_model=16, decoder=STACK, tied_head=True, residual_init_scale=True)
+CONFIG = replace(small_models.GPT, vocab_size=40, decoder=STACK, tied_head=True, residual_init_scale=True)
 
 
 def words(count: int) -> Tokenizer:

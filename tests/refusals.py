@@ -4,7 +4,7 @@ from contextlib import contextmanager
 
 import pytest
 
-from jax_tformer.config.errors import InputError
+from jax_tformer import InputError
 
 
 @contextmanager

@@ -34,6 +34,13 @@ def finish(children, seconds=500):
     return [(child.returncode, *texts) for child, texts in zip(children, told, strict=True)]
 
 
+def run_alone(program, devices=1, **more):
+    """Runs one process of a program to its end, which must be a good one; returns its output and errors."""
+    ((status, *told),) = finish([start(program, devices, **more)])
+    assert status == 0, told
+    return told
+
+
 def together(count, devices, program, limits=None):
     """Starts `count` processes that see so many devices each, the last one within `limits`.
 

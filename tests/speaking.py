@@ -3,17 +3,18 @@
 import json
 import sys
 from contextlib import closing
+from dataclasses import replace
 
 import jax
 
+from jax_tformer import transformer
 from jax_tformer.cli import generate
-from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.data.pipeline import build_tokenizer_for
-from jax_tformer.functional import transformer
 from jax_tformer.runs.checkpoints import Checkpoints
 from jax_tformer.runs.folder import RunFolder
-from tests.small_runs import as_input
+from tests.small_models import GPT, STACK
+from tests.small_runs import as_input, succeed
 
 CONTEXT, SOURCE_LENGTH, TARGET_LENGTH = 32, 16, 12
 
@@ -31,11 +32,11 @@ def write_runs(folder):
 
 
 def write_run(path, data, **stack):
-    layer = StackConfig(num_layers=1, num_heads=2, feedforward_width=16, norm_placement="pre", final_norm=True, **stack)
+    layer = replace(STACK, num_layers=1, feedforward_width=16, **stack)
     tokenizer = build_tokenizer_for(data)
-    model = TransformerConfig(
+    model = replace(
+        GPT,
         vocab_size=tokenizer.vocab_size,
-        d_model=16,
         encoder=None if type(data) is TextData else layer,
         decoder=None if isinstance(data, MaskedTextData) else layer,
         initializer_std=0.5,
@@ -54,18 +55,18 @@ class Program:
         self.errors = ""
         """What the last call said on standard error."""
 
-    def say(self, run, *arguments, typed=""):
-        """Standard output of a call that succeeds, with `typed` on standard input."""
+    def say(self, command, *more, typed=""):
+        """Standard output of a call that succeeds, with `typed` on standard input; a command begins with the run."""
         self._monkeypatch.setattr(sys, "stdin", as_input(typed))
         self._capsys.readouterr()
-        assert generate.main([str(self._runs / run), *arguments]) == 0
+        succeed(generate, f"{self._runs}/{command}", *more)
         output = self._capsys.readouterr()
         self.errors = output.err
         assert "tokens/s" in output.err.splitlines()[-1]
         return output.out
 
-    def answer(self, run, *arguments, typed=""):
+    def answer(self, command, *more, typed=""):
         """The objects that a call prints with --json."""
         # Not splitlines: a JSON string may hold other separators of lines.
-        lines = self.say(run, *arguments, "--json", typed=typed).removesuffix("\n").split("\n")
+        lines = self.say(command, *more, "--json", typed=typed).removesuffix("\n").split("\n")
         return [json.loads(line) for line in lines]

@@ -14,13 +14,13 @@ import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jax_tformer.config import ComputeConfig, DropoutConfig, LoraConfig
-from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
-from jax_tformer.functional import transformer
+from jax_tformer import ComputeConfig, DropoutConfig, LoraConfig, transformer
+from jax_tformer.config.experiment import MeshConfig, OptimizerConfig, TrainingConfig
 from jax_tformer.startup import compiler_options
 from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.prepare import prepare
 from jax_tformer.training.sharding import BATCH, make_mesh, parameter_shardings, place_batch
-from jax_tformer.training.step import batch_loss, init_state, state_shardings, train_step
+from jax_tformer.training.step import batch_loss
 from tests.train_together import BOTH, MODELS, STACK, draw_batch
 
 ROWS, LENGTH, SOURCE = 4, 24, 16
@@ -75,8 +75,7 @@ def loss_and_gradients(config, params, mesh):
 def differences(name):
     """Returns for each mesh the largest differences of the loss and of any parameter's gradients, relative."""
     config, narrow = CASES[name], CASES[name].compute.dtype == "bfloat16"
-    high = "float32" if narrow else "float64"
-    exact = replace(config, compute=replace(config.compute, dtype=high, parameter_dtype=high))
+    exact = config.with_dtype("float32" if narrow else "float64")
     config = config if narrow else exact
     params = transformer(exact).init(jax.random.key(1))
     expected, gradients = loss_and_gradients(exact, params, {"data": 1})
@@ -93,19 +92,10 @@ def differences(name):
 
 def figures(parts, config, rows, length):
     """Returns the bytes of temporary buffers and the operations of a compiled step, on each device."""
-    net, tx, mesh = transformer(config), optimizer(OptimizerConfig(), 10), make_mesh(MeshConfig(1, context=parts), rows)
-
-    def new():
-        return init_state(net, tx, jax.random.key(0))
-
-    state = jax.eval_shape(new)
-    shardings = state_shardings(mesh, tx, state)
+    mesh = make_mesh(MeshConfig(1, context=parts), rows)
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=NamedSharding(mesh, BATCH))
-    batch = dict.fromkeys(("tokens", "labels"), ids)
-    places = shardings, None
-    step = jax.jit(train_step(net, tx), donate_argnums=0, in_shardings=places, out_shardings=places)
-    with jax.set_mesh(mesh):
-        compiled = step.lower(state, batch).compile()
+    tx, batch = optimizer(OptimizerConfig(), 10), {"tokens": ids, "labels": ids}
+    compiled = prepare(transformer(config), tx, mesh, TrainingConfig(), batch).step.compile()
     return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
 
 

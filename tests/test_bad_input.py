@@ -2,18 +2,13 @@
 
 import errno
 import os
-import subprocess
-import sys
 import tempfile
-from pathlib import Path
 
 import pytest
 
-from jax_tformer.cli import train
-from jax_tformer.terminal import run_program
+from tests.several_processes import ROOT, finish, start
 from tests.small_runs import again
 
-ROOT = Path(__file__).parents[1]
 BERT = "of type 'bert' is trained with --model.encoder.positions learned; begin a run with these flags"
 
 
@@ -109,15 +104,11 @@ def test_what_a_report_cannot_show(refuse, run, monkeypatch):
     assert "2 processes were started, and train.py --report runs in one" in refuse("--run run --report")
 
 
-def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(run, monkeypatch, capsys):
+def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(run, end_of):
     command = again("--resume no --lr 1e38 --optimizer.warmup-steps 0 --optimizer.schedule constant")
     command += " --training.steps 20 --training.checkpoint-every 1"
-    monkeypatch.setattr(sys, "argv", ["train.py", *command.split()])
-    with pytest.raises(SystemExit) as stop:
-        run_program(train.main, "train.py")
-    assert stop.value.code == 1
-    errors = capsys.readouterr().err
-    assert errors.count("\n") == 1
+    status, _, errors = end_of(command)
+    assert (status, errors.count("\n")) == (1, 1)
     for told in ("step 2 is nan", "decoder.blocks.0", "in row 1 of 2, which begins '"):
         assert told in errors
     assert "try a lower --optimizer.learning-rate" in errors
@@ -126,11 +117,8 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(run, monkeypat
 
 
 def test_the_real_process():
-    call = [sys.executable, "train.py", "--training.steps", "-1"]
-    done = subprocess.run(call, capture_output=True, text=True, cwd=ROOT, check=False)
-    assert (done.returncode, done.stdout) == (2, "")
     told = "training: steps is -1; expected a whole number of at least 1; see train.py python-docs --help"
-    assert done.stderr == f"train.py: error: {told}\n"
+    assert finish([start([ROOT / "train.py", "--steps", -1], 1)]) == [(2, "", f"train.py: error: {told}\n")]
 
 
 @pytest.mark.parametrize(

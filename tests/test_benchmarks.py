@@ -3,10 +3,7 @@
 What they write is tested, not how fast anything is.
 """
 
-import json
 import math
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,16 +18,16 @@ from benchmarks.session import Report, run_benchmark, spread
 from benchmarks.sides import OURS
 from benchmarks.sides.reference import Reference
 from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, without_dropout
-from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.functional import transformer
+from jax_tformer import ARCHITECTURES, transformer
+from jax_tformer.files import read_json
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.prepare import training_flops
 from jax_tformer.training.step import init_state
 from jax_tformer.training.step import train_step as make_step
+from tests.several_processes import run_alone
+from tests.small_runs import succeed
 from twin.cases import reduced
 from twin.sides import Alone, SideFailed
-
-ROOT = Path(__file__).parents[1]
 
 
 def branches(tree):
@@ -54,8 +51,8 @@ def branches(tree):
 )
 def test_every_benchmark_measures_all_of_its_sides_which_agree(program, shown, tmp_path, capsys):
     out = tmp_path / "new" / "figures.json"
-    assert program.main(["--quick", "--out", str(out)]) == 0
-    said, report = capsys.readouterr().out, json.loads(out.read_text())
+    succeed(program, f"--quick --out {out}")
+    said, report = capsys.readouterr().out, read_json(out)
     assert all(text in said for text in shown)
     assert report["ours"]
     for branch in branches(report):
@@ -73,7 +70,7 @@ def test_losses_that_disagree_are_a_failure(tmp_path, monkeypatch):
     monkeypatch.setattr(Reference, "start", lambda side, seed, weights: start(side, seed, moved(weights)))
     out = tmp_path / "train_step.json"
     assert train_step.main(["--quick", "--model", "small gpt", "--out", str(out)]) == 1
-    [case] = json.loads(out.read_text())["cases"].values()
+    [case] = read_json(out)["cases"].values()
     assert not case["agreed"]
     assert case["disagreement"]["HF"] < case["tolerance"] < case["disagreement"]["torch_ref"]
 
@@ -90,8 +87,7 @@ def test_what_cannot_be_started_says_why(tmp_path):
 
 def test_torch_alone_loads_no_other_framework():
     code = "import sys, benchmarks.sides.reference; print({'jax', 'flax', 'transformers'} & set(sys.modules))"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    assert done.stdout == "set()\n", "its memory would be counted as PyTorch's"
+    assert run_alone(["-c", code])[0] == "set()\n", "its memory would be counted as PyTorch's"
 
 
 @pytest.fixture

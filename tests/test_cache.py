@@ -8,13 +8,13 @@ import jax
 import pytest
 
 from jax_tformer import ARCHITECTURES, startup
-from jax_tformer.config.experiment import PairData, TextData, TokenizerConfig, TrainingConfig
+from jax_tformer.config.experiment import PairData, TextData, TokenizerConfig
 from jax_tformer.data import sources, text, tokenizers
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.text import token_stream
 from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer
 from jax_tformer.files import bound_cache, cache_folder, kept
 from tests.refusals import refused
+from tests.test_pipelines import build
 
 TEXT = "".join(f"{n} bottles of beer on the wall, “Ça va”, 日本語, take {n * n} down.\n" for n in range(1000))
 BPE = TokenizerConfig("bpe", 300)
@@ -75,8 +75,7 @@ def test_nothing_but_the_time_depends_on_the_cache(kind, config, keeps, folder, 
     }[kind]
 
     def start():
-        tokenizer = build_tokenizer_for(data)
-        made = build_pipeline(data, TrainingConfig(batch_size=4, evaluate_batches=3), tokenizer)
+        made, tokenizer = build(data)
         batches = [*(made.train[number] for number in range(20)), *made.evaluation]
         rows = [(name, rows.dtype, rows.tobytes()) for batch in batches for name, rows in sorted(batch.items())]
         return rows, made.fingerprint, made.bytes_per_token, made.examples, tokenizer.to_json()

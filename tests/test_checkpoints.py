@@ -16,9 +16,10 @@ from jax_tformer.files import read_json
 from jax_tformer.runs import checkpoints as module
 from jax_tformer.runs.checkpoints import Checkpoints, find_damage, load_parameters, write_checksums
 from jax_tformer.runs.checkpoints import restore as restore_from
-from tests.checkpoint_states import ABSTRACT, assert_same_bits, make_state, save_all
+from tests.checkpoint_states import ABSTRACT, make_state, save_all
 from tests.damages import cut, every, link, pipe, write
 from tests.refusals import refused
+from tests.small_models import assert_same_bits
 from tests.small_runs import names
 
 LOSSES = {10: 3.0, 20: 1.0, 30: 2.0}
@@ -288,16 +289,11 @@ def test_an_error_finishes_what_is_kept_and_drops_what_is_not(tmp_path, kept):
     assert (read_json(record) == {"step": 1}) if kept else not record.exists()
 
 
-def test_a_finished_step_is_on_the_disk_with_its_folders(tmp_path, monkeypatch):
-    synced = set()
-
-    def fsync(descriptor):
-        synced.add(os.path.relpath(os.readlink(f"/proc/self/fd/{descriptor}"), tmp_path).removesuffix(".partial"))
-
-    monkeypatch.setattr(os, "fsync", fsync)
+def test_a_finished_step_is_on_the_disk_with_its_folders(tmp_path, synced):
     save(tmp_path, 5)
-    written = {path.relative_to(tmp_path).as_posix() for path in (tmp_path / "5").rglob("*")} | {"5"}
-    assert {name.replace("5", "5.pending", 1) for name in written} | {"."} <= synced
+    pending = tmp_path / "5.pending"
+    written = {str(pending / path.relative_to(tmp_path / "5")) for path in (tmp_path / "5").rglob("*")}
+    assert written | {str(pending), str(tmp_path)} <= {path.removesuffix(".partial") for path in synced}
 
 
 @pytest.mark.parametrize("restore_first", [True, False])

@@ -1,10 +1,9 @@
 """The command line: numbers and names as people write them, `jax-tformer PROGRAM`, and export, which has no script."""
 
-import sys
+from functools import partial
 from pathlib import Path
 
 import jax
-import numpy as np
 import pytest
 
 from jax_tformer import __main__ as console
@@ -17,6 +16,7 @@ from jax_tformer.files import read_json, to_dict
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import parse
 from tests.refusals import refused
+from tests.small_models import assert_same_bits
 from tests.small_runs import names
 from tests.speaking import write_run
 
@@ -38,16 +38,9 @@ def test_what_is_missing_is_told_in_a_sentence():
 
 
 @pytest.fixture
-def call(folder, monkeypatch, capsys):
-    """`jax-tformer ARGUMENTS` in an empty folder; returns (status, standard output, standard error)."""
-
-    def run(*arguments):
-        monkeypatch.setattr(sys, "argv", ["/somewhere/bin/jax-tformer", *arguments])
-        with pytest.raises(SystemExit) as ended:
-            console.main()
-        return ended.value.code, *capsys.readouterr()
-
-    return run
+def call(end_of):
+    """`jax-tformer ARGUMENTS` in an empty folder, found in a folder of programs."""
+    return partial(end_of, program="/somewhere/bin/jax-tformer")
 
 
 @pytest.mark.parametrize(
@@ -60,15 +53,15 @@ def call(folder, monkeypatch, capsys):
     ],
 )
 def test_help_names_programs_as_the_user_does_and_flags_by_their_short_names(arguments, names, call):
-    status, out, err = call(*arguments.split())
+    status, out, err = call(arguments)
     assert (status, err) == (0, "")
     assert all(name in out for name in names)
     assert "train.py" not in out
 
 
-@pytest.mark.parametrize("arguments", [(), *((name,) for name in console.PROGRAMS)])
-def test_every_program_says_its_version(arguments, call):
-    assert call(*arguments, "--version") == (0, f"jax-tformer {__version__}\n", "")
+@pytest.mark.parametrize("program", ["", *console.PROGRAMS])
+def test_every_program_says_its_version(program, call):
+    assert call(f"{program} --version") == (0, f"jax-tformer {__version__}\n", "")
 
 
 @pytest.mark.parametrize(
@@ -98,12 +91,12 @@ def run(tmp_path_factory):
 
 def test_what_is_exported_is_the_model(run, call):
     files = "config.json, model.safetensors, tokenizer.json, tokenizer_config.json"
-    assert call("export", str(run), "model") == (0, f"step 0 of {run} is in model/: {files}\n", "")
+    assert call(f"export {run} model") == (0, f"step 0 of {run} is in model/: {files}\n", "")
     params, config = load_weights("model/model.safetensors")
     assert config == RunFolder(run).read_config().model
     assert read_json(Path("model/config.json")) == to_dict(config)
     assert list(load_tokenizer("model").encode("It is")) == list(load_tokenizer(run).encode("It is"))
-    jax.tree.map(np.testing.assert_array_equal, params, transformer(config).init(jax.random.key(1)))
+    assert_same_bits(params, transformer(config).init(jax.random.key(1)))
     assert names(Path.cwd()) == ["model"]
 
 

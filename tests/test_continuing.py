@@ -12,15 +12,16 @@ import jax
 import numpy as np
 import pytest
 
+from jax_tformer import EXPERIMENTS
 from jax_tformer.cli import generate, train
 from jax_tformer.cli.train import train_options
-from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.files import read_json
 from jax_tformer.runs.begin import permitted_changes
 from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.runs.folder import RunFolder, load_trained, parse_checkpoint
 from jax_tformer.runs.metrics import read_metrics
 from tests.refusals import refused
+from tests.small_models import assert_same_bits
 from tests.small_runs import TEXT, TINY, contents, lose, losses, names, succeed
 
 FLAGS = (
@@ -85,8 +86,7 @@ def averaged(begin, tmp_path_factory):
 def test_an_average_goes_on_where_it_was(averaged):
     run, whole = averaged
     assert losses(run) == losses(whole)
-    ours, theirs = (jax.tree.leaves(load_trained(RunFolder(path), "average").params) for path in averaged)
-    assert all(np.array_equal(x, y) for x, y in zip(ours, theirs, strict=True))
+    assert_same_bits(*(load_trained(RunFolder(path), "average").params for path in averaged))
     last = [row for row in read_metrics(run / "metrics.jsonl") if "val_loss" in row][-1]
     assert last["average_val_loss"] != last["val_loss"]
     assert read_json(run / "summary.json")["average_val_loss"] == last["average_val_loss"]

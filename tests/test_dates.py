@@ -1,6 +1,5 @@
 """The dates: as Babel writes them, one meaning for each text, the same pairs from the same seed."""
 
-from collections import Counter
 from datetime import date, timedelta
 
 import numpy as np
@@ -39,27 +38,21 @@ def test_every_text_means_one_date():
     assert len(meanings) > 250_000
 
 
-def test_alphabet_and_longest_sources_bound_all_pairs():
-    alphabet = set(generated.date_alphabet())
-    longest = max(map(len, generated.longest_dates()))
-    assert longest < 64
+def draw(count, held_out=False):
     generator = np.random.default_rng(1)
-    seen = Counter()
-    lengths = []
-    for _ in range(20_000):
-        source, target = generated.make_date_pair(generator, False, 0.1)
-        seen.update(source + target)
-        lengths.append(len(source))
-    assert set(seen) <= alphabet
-    assert max(lengths) <= longest
-    assert max(lengths) >= longest - 3
-    assert len(alphabet - set(seen)) <= 5
+    return [generated.make_date_pair(generator, held_out, 0.1) for _ in range(count)]
+
+
+def test_alphabet_and_longest_sources_bound_all_pairs():
+    alphabet, longest, pairs = set(generated.date_alphabet()), max(map(len, generated.longest_dates())), draw(20_000)
+    seen = {character for pair in pairs for text in pair for character in text}
+    assert seen <= alphabet
+    assert len(alphabet - seen) <= 5
+    assert longest - 3 <= max(len(source) for source, _ in pairs) <= longest < 64
 
 
 def test_held_out_days_are_never_trained_on():
-    generator = np.random.default_rng(0)
-    held_out = {generated.make_date_pair(generator, True, 0.1)[1] for _ in range(20_000)}
-    trained = {generated.make_date_pair(generator, False, 0.1)[1] for _ in range(20_000)}
+    held_out, trained = ({day for _, day in draw(20_000, side)} for side in (True, False))
     assert not held_out & trained
     assert 0.09 * generated.DAYS < len(held_out) <= round(0.1 * generated.DAYS)
     # Fixed for ever, on every machine.
@@ -68,10 +61,7 @@ def test_held_out_days_are_never_trained_on():
 
 
 def test_a_pair_is_a_way_of_writing_its_date():
-    generator = np.random.default_rng(3)
-    ways = Counter()
-    for _ in range(2_000):
-        source, target = generated.make_date_pair(generator, False, 0.1)
+    pairs = draw(2_000)
+    for source, target in pairs:
         assert source in {way.write(date.fromisoformat(target)) for way in generated.date_formats()}
-        ways[source.split(":")[0]] += 1
-    assert set(ways) == set(generated.LOCALES)
+    assert {source.split(":")[0] for source, _ in pairs} == set(generated.LOCALES)

@@ -10,18 +10,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.config.experiment import DecodingConfig
+from jax_tformer import DecodingConfig, transformer
 from jax_tformer.decoding import generate as generation
 from jax_tformer.decoding.generate import generate, stream
 from jax_tformer.decoding.loop import advance, layers_apart, search, start, start_search
 from jax_tformer.decoding.score import score
-from jax_tformer.functional import transformer
 from jax_tformer.model.fast import FEW_ROWS, multiply_by_rows
+from tests import small_models
 from tests.refusals import refused
+from tests.small_models import STACK
 
-STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=32, norm_placement="pre", final_norm=True)
-GPT = TransformerConfig(vocab_size=17, d_model=16, decoder=STACK, initializer_std=0.5)
+GPT = replace(small_models.GPT, vocab_size=17, initializer_std=0.5)
 MODELS = {
     "gpt": GPT,
     "seq2seq": replace(GPT, encoder=STACK),
@@ -129,13 +128,6 @@ def test_an_answer_depends_on_its_prompt_limit_and_the_seed_alone(settings, limi
             assert generate(*call).rows(0) == found.rows(row)
 
 
-def test_samples_of_a_prompt_and_of_seeds_differ():
-    first, *_, same = (generate(*model("gpt"), PROMPTS, DecodingConfig(9, **SAMPLES), seed=5).rows(n) for n in range(4))
-    assert first == same, "equal prompts have equal samples"
-    assert len({tuple(row) for row in first}) == 3
-    assert generate(*model("gpt"), PROMPTS, DecodingConfig(9, **SAMPLES), seed=6).rows(0) != first
-
-
 def test_texts_that_slide_remember_what_they_have_forgotten():
     prompts = [[3, 4, 5], [9, 2, 11]]
 
@@ -197,41 +189,58 @@ def test_broken_parameters_are_no_tokens(settings):
         generate(net, jax.tree.map(lambda leaf: leaf * jnp.nan, params), PROMPTS, DecodingConfig(3, **settings))
 
 
+UNKNOWN = "a token has the id 17"
+
+
 @pytest.mark.parametrize(
-    ("ask", "name", "texts", "options", "message"),
+    ("name", "prompts", "options", "message"),
     [
-        (generate, "gpt", [], {}, "there are no prompts"),
-        (generate, "gpt", [[3], []], {}, "prompt 2 of 2 has no tokens"),
-        (generate, "gpt", [[3, -1]], {}, "a token has the id -1; expected ids from 0 to 16"),
-        (stream, "gpt", [[3], [17]], {}, "a token has the id 17"),
-        (generate, "gpt", [[3]], {"end_id": 17}, "a token has the id 17"),
-        (generate, "seq2seq", [[3]], {"start_id": 17}, "a token has the id 17"),
-        (generate, "gpt", [[3]], {"begin_suppress_tokens": (3, 17)}, "a token has the id 17"),
-        (generate, "gpt", [[3]], {"bad_words_ids": ((3, 4), (17, 3))}, "a token has the id 17"),
-        (generate, "gpt", [[3] * 9], {"context": 8}, "a prompt has 9 tokens; expected at most 8"),
-        (generate, "gpt", [[3]], {"context": 1}, "context is 1"),
-        (generate, "eight", [[3, 4]], {}, "a text has 9 tokens; the model has 8 learned positions"),
-        (generate, "eight", [[3]], {"context": 9}, "the context has 9 tokens; the model has 8 learned positions"),
-        (generate, "gpt", [[3]], {"limits": [0]}, "a limit is 0"),
-        (generate, "gpt", [[3]], {"limits": [1, 2]}, "there are 2 limits"),
-        (generate, "seq2seq", [[3]], {}, "start_id is None"),
-        (generate, "seq2seq", [[3]], {"start_id": 1, "context": 8}, "context is 8"),
-        (generate, "encoder", [[3]], {"start_id": 1}, "no decoder with a head"),
-        (stream, "gpt", [[3]], {"num_beams": 2}, "a beam search knows its tokens at the end"),
-        (score, "gpt", [], {}, "there are no texts"),
-        (score, "gpt", [[3]], {}, "text 1 has no token to score"),
-        (score, "gpt", [[3, 4]], {"sources": [[3]]}, "sources are for encoder-decoders"),
-        (score, "gpt", [[3, 17]], {}, "a token has the id 17"),
-        (score, "gpt", [[3, 4]], {"start_id": 17}, "a token has the id 17"),
-        (score, "seq2seq", [[3]], {"sources": [[17]], "start_id": START}, "a token has the id 17"),
-        (score, "seq2seq", [[3]], {"sources": [[]], "start_id": START}, "a source has no tokens"),
+        ("gpt", [], {}, "there are no prompts"),
+        ("gpt", [[3], []], {}, "prompt 2 of 2 has no tokens"),
+        ("gpt", [[3, -1]], {}, "a token has the id -1; expected ids from 0 to 16"),
+        ("gpt", [[3], [17]], {}, UNKNOWN),
+        ("gpt", [[3]], {"end_id": 17}, UNKNOWN),
+        ("seq2seq", [[3]], {"start_id": 17}, UNKNOWN),
+        ("gpt", [[3]], {"begin_suppress_tokens": (3, 17)}, UNKNOWN),
+        ("gpt", [[3]], {"bad_words_ids": ((3, 4), (17, 3))}, UNKNOWN),
+        ("gpt", [[3] * 9], {"context": 8}, "a prompt has 9 tokens; expected at most 8"),
+        ("gpt", [[3]], {"context": 1}, "context is 1"),
+        ("eight", [[3, 4]], {}, "a text has 9 tokens; the model has 8 learned positions"),
+        ("eight", [[3]], {"context": 9}, "the context has 9 tokens; the model has 8 learned positions"),
+        ("gpt", [[3]], {"limits": [0]}, "a limit is 0"),
+        ("gpt", [[3]], {"limits": [1, 2]}, "there are 2 limits"),
+        ("seq2seq", [[3]], {}, "start_id is None"),
+        ("seq2seq", [[3]], {"start_id": 1, "context": 8}, "context is 8"),
+        ("encoder", [[3]], {"start_id": 1}, "no decoder with a head"),
     ],
 )
-def test_what_cannot_be_generated_or_scored(ask, name, texts, options, message):
+def test_what_cannot_be_generated(name, prompts, options, message):
     settings = {key: options.pop(key) for key in options.keys() & DecodingConfig.__dataclass_fields__.keys()}
-    given = [] if ask is score else [DecodingConfig(8, **settings)]
+    for ask in (generate, stream):
+        with refused(message):
+            list(ask(*model(name), prompts, DecodingConfig(8, **settings), **options))
+
+
+def test_a_beam_search_is_no_stream():
+    with refused("a beam search knows its tokens at the end"):
+        list(stream(*model("gpt"), PROMPTS, DecodingConfig(8, num_beams=2)))
+
+
+@pytest.mark.parametrize(
+    ("name", "texts", "options", "message"),
+    [
+        ("gpt", [], {}, "there are no texts"),
+        ("gpt", [[3]], {}, "text 1 has no token to score"),
+        ("gpt", [[3, 4]], {"sources": [[3]]}, "sources are for encoder-decoders"),
+        ("gpt", [[3, 17]], {}, UNKNOWN),
+        ("gpt", [[3, 4]], {"start_id": 17}, UNKNOWN),
+        ("seq2seq", [[3]], {"sources": [[17]], "start_id": START}, UNKNOWN),
+        ("seq2seq", [[3]], {"sources": [[]], "start_id": START}, "a source has no tokens"),
+    ],
+)
+def test_what_cannot_be_scored(name, texts, options, message):
     with refused(message):
-        list(ask(*model(name), texts, *given, **options))
+        score(*model(name), texts, **options)
 
 
 def test_a_full_cache_segments_and_layers_apart_are_refused():

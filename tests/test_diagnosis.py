@@ -10,16 +10,16 @@ import numpy as np
 import pytest
 from flax import traverse_util
 
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer import DropoutConfig, transformer
 from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
-from jax_tformer.functional import transformer
 from jax_tformer.runs.evaluation import find_not_finite
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.sharding import make_mesh
 from jax_tformer.training.step import init_state, train_step
+from tests.small_models import GPT, STACK, assert_same_bits
 
-STACK = StackConfig(num_layers=2, num_heads=2, feedforward_width=8, norm_placement="pre", final_norm=True)
-NET = transformer(TransformerConfig(vocab_size=128, d_model=8, decoder=STACK, dropout=DropoutConfig(residual=0.1)))
+CONFIG = replace(GPT, vocab_size=128, d_model=8, decoder=replace(STACK, feedforward_width=8))
+NET = transformer(replace(CONFIG, dropout=DropoutConfig(residual=0.1)))
 TX = optimizer(OptimizerConfig(warmup_steps=0, schedule="constant"), 10)
 STEP = jax.jit(train_step(NET, TX, accumulation=2))
 LETTERS: Any = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
@@ -53,7 +53,7 @@ def test_a_step_that_is_not_finite_changes_no_parameter_and_nor_does_the_next(st
     for rows in (BATCH, batch("good", "many", "ones", "nice")):
         after, _ = STEP(after, rows)
         assert (int(after.step), bool(after.finite)) == (1, False)
-        jax.tree.map(np.testing.assert_array_equal, after.params, broken.params)
+        assert_same_bits(after.params, broken.params)
 
 
 @pytest.mark.parametrize(
@@ -92,8 +92,7 @@ def test_what_is_not_finite_first_is_found(start, parameter, index, value, said)
     ids=["forward", "on the way back"],
 )
 def test_the_operation_that_made_a_nan_is_named(activation, index, value, said):
-    stack = replace(STACK, num_layers=1, activation=activation)
-    net = transformer(TransformerConfig(vocab_size=128, d_model=8, decoder=stack))
+    net = transformer(replace(CONFIG, decoder=replace(CONFIG.decoder, num_layers=1, activation=activation)))
     state = spoil(init_state(net, TX, jax.random.key(0)), "decoder.blocks.feedforward.up.kernel", index, value)
     state, _ = jax.jit(train_step(net, TX))(state, BATCH)
     told = find_not_finite(net, make_mesh(MeshConfig(), 4), LETTERS, 1, state, BATCH, operation=True)

@@ -5,8 +5,8 @@ import sys
 
 import pytest
 
+from jax_tformer import EXPERIMENTS
 from jax_tformer.cli import generate, train
-from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.files import read_json
 from jax_tformer.runs import metrics
 from jax_tformer.runs.metrics import read_metrics

@@ -4,31 +4,28 @@ import re
 import shutil
 import subprocess
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 import jax
 import numpy as np
 import pytest
 
-from jax_tformer import load_pretrained, save_pretrained
+from jax_tformer import EXPERIMENTS, DropoutConfig, load_pretrained, save_pretrained, transformer
 from jax_tformer.cli import export, generate, train
 from jax_tformer.cli.chat import ChatTemplate
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import TokenizerConfig
-from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.data.tokenizers import build_tokenizer
 from jax_tformer.files import read_json
-from jax_tformer.functional import transformer
 from jax_tformer.hub.families import t5
 from jax_tformer.runs.begin import experiment_from
 from jax_tformer.runs.folder import RunFolder, load_trained
 from tests.damages import say, write
+from tests.pretrained_folders import CONFIG, STACK
 from tests.refusals import refused
+from tests.small_models import assert_same_bits
 from tests.small_runs import TEXT, succeed
 
 TEMPLATE = "{% for message in messages %}<{{ message.role }}>{{ message.content }}{% endfor %}<assistant>"
-LAYER = {"num_layers": 2, "num_heads": 2, "feedforward_width": 32, "positions": "learned", "max_positions": 64}
 SHORT = (
     "--data.context-length 16 --training.batch-size 2 --training.evaluate-batches 1 --sample.max-new-tokens 4 "
     "--sample.count 1 --optimizer.schedule constant"
@@ -37,20 +34,10 @@ SHORT = (
 
 def save_gpt2(folder):
     """A tiny GPT-2 on bytes with a chat template, as somebody might have put it on the hub."""
-    layer = StackConfig(**LAYER, activation="gelu_tanh", norm_placement="pre", final_norm=True)
-    rates = DropoutConfig(embedding=0.1, attention=0.1, residual=0.1)
     tokenizer = build_tokenizer(TokenizerConfig("bytes"), [], {"start": "<|endoftext|>", "end": "<|endoftext|>"})
-    net = transformer(
-        TransformerConfig(
-            vocab_size=tokenizer.vocab_size,
-            d_model=16,
-            decoder=layer,
-            tied_head=True,
-            initializer_std=0.3,
-            residual_init_scale=True,
-            dropout=rates,
-        )
-    )
+    rates, layer = DropoutConfig(embedding=0.1, attention=0.1, residual=0.1), replace(STACK, max_positions=64)
+    size = tokenizer.vocab_size
+    net = transformer(replace(CONFIG, vocab_size=size, decoder=layer, initializer_std=0.3, dropout=rates))
     save_pretrained(folder, net, net.init(jax.random.key(1)), tokenizer)
     (folder / "chat_template.jinja").write_text(TEMPLATE)
 
@@ -74,9 +61,6 @@ def trained(run):
     return load_trained(RunFolder(Path(run))).params
 
 
-same = partial(jax.tree.map, np.testing.assert_array_equal)
-
-
 def test_a_run_begins_with_the_weights_and_needs_its_folder_no_more(made, folder):
     shutil.copytree(made / "gpt2", "gpt2")
     command = f"text --init gpt2 --data.path {made}/text.txt {SHORT}"
@@ -90,12 +74,12 @@ def test_a_run_begins_with_the_weights_and_needs_its_folder_no_more(made, folder
     shutil.rmtree("gpt2")
     # The same command.
     succeed(train, f"{command} --run run --steps 2")
-    same(trained("run"), trained(made / "run"))
+    assert_same_bits(trained("run"), trained(made / "run"))
     assert read_json(Path("run/config.json"))["init"] == "gpt2"
 
 
 def test_what_is_exported_is_what_was_trained(made):
-    same(weights(made / "out"), trained(made / "run"))
+    assert_same_bits(weights(made / "out"), trained(made / "run"))
     # The weights alone are others.
     for name in ("chat_template.jinja", "tokenizer.json", "tokenizer_config.json", "generation_config.json"):
         assert (made / "out" / name).read_bytes() == (made / "gpt2" / name).read_bytes()

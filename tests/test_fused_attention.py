@@ -1,5 +1,6 @@
 """Attention as one kernel gives what the plain computation gives, and says where it cannot."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -9,12 +10,12 @@ import pytest
 from jax._src.cudnn import fused_attention_stablehlo
 from jax.experimental import pallas
 
-from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
-from jax_tformer.functional import transformer
+from jax_tformer import ComputeConfig, transformer
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
 from tests.refusals import refused
-from tests.several_processes import finish, start
+from tests.several_processes import run_alone
+from tests.small_models import GPT
 
 BATCH, LENGTH, HEADS, WIDTH = 4, 384, 6, 64
 """384 makes the TPU kernel take three blocks of keys in turn. Six heads that share three would show it if they shared
@@ -159,8 +160,7 @@ with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
 
 @pytest.mark.deep
 def test_devices_share_the_tpu_kernel():
-    [(status, output, errors)] = finish([start(["-c", ON_EIGHT_DEVICES], 8)])
-    assert status == 0, errors
+    output, _ = run_alone(["-c", ON_EIGHT_DEVICES], 8)
     differences = [float(word) for word in output.split()]
     assert len(differences) == 4
     assert max(differences) < 2e-5
@@ -172,8 +172,7 @@ def test_what_is_kept_of_cudnns_kernel(remat, runs, monkeypatch):
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91100)
     monkeypatch.setattr(fused_attention_stablehlo, "check_compute_capability", lambda _: True)
     compute = ComputeConfig(dtype="bfloat16", attention="cudnn", remat=remat)
-    stack = StackConfig(num_layers=3, num_heads=2, feedforward_width=32, norm_placement="pre")
-    net = transformer(TransformerConfig(vocab_size=24, d_model=128, decoder=stack, compute=compute))
+    net = transformer(replace(GPT, d_model=128, compute=compute))
     gradients = jax.jit(jax.grad(lambda params, tokens: net.apply(params, tokens).sum().astype(jnp.float32)))
     traced = gradients.trace(net.shapes, jax.ShapeDtypeStruct((2, 64), jnp.int32))
     program = traced.lower(lowering_platforms=("cuda",)).as_text()

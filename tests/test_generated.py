@@ -3,20 +3,21 @@
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise, product
-from pathlib import Path
 from runpy import run_path
 
 import numpy as np
 import pytest
 
+from jax_tformer import EXPERIMENTS
+from jax_tformer.config import IGNORED
 from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
-from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.data import generated
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
+from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.sources import held_out_pairs, load_pairs
 from tests.refusals import refused
+from tests.several_processes import ROOT
+from tests.test_pipelines import build
 
-ROOT = Path(__file__).resolve().parents[1]
 # Of the paper's figure 1, with the names that actions have in its data.
 LEFT, RIGHT = "I_TURN_LEFT", "I_TURN_RIGHT"
 EXAMPLES = {
@@ -52,7 +53,7 @@ def test_scan_is_split_as_published(split, trained, held_out):
     texts = load_pairs(data)
     chosen = held_out_pairs(data, texts, range(len(texts) // 2))
     assert (int((~chosen).sum()), int(chosen.sum())) == (trained, held_out)
-    pipeline = build_pipeline(data, experiment.training, build_tokenizer_for(data))
+    pipeline, _ = build(data, experiment.training)
     assert len(pipeline.examples) == held_out, "all are decoded"
     assert not any("left out" in note for note in pipeline.notes), "all fit"
     pairs = Counter((texts[2 * n], texts[2 * n + 1]) for n in np.flatnonzero(~chosen))
@@ -64,34 +65,29 @@ def test_scan_is_split_as_published(split, trained, held_out):
 
 def test_equations_are_right_and_each_is_on_one_side():
     data = EXPERIMENTS["grokking"].config.data
-    tokenizer = build_tokenizer_for(data)
+    pipeline, tokenizer = build(data, TrainingConfig(batch_size=512))
     assert tokenizer.vocab_size == generated.PRIME + 2
-    pipeline = build_pipeline(data, TrainingConfig(batch_size=512), tokenizer)
-    sides = []
-    for batches in (pipeline.seen, pipeline.evaluation):
-        lines = []
+
+    def lines_of(batches):
         for batch in batches:
-            real = batch["labels"][:, -1] >= 0
-            assert (batch["labels"][:, :-1] == -100).all(), "the answer alone is a label"
-            whole = np.concatenate([batch["tokens"], batch["labels"][:, -1:]], axis=1)[real]
-            lines += [tokenizer.decode(row) for row in whole]
-        sides.append(set(lines))
-        for line in lines:
-            a, _, b, _, answer = line.split()
-            assert int(answer) == (int(a) + int(b)) % 97
-    trained, held_out = sides
-    assert len(trained) == 9409 - len(held_out)
+            answers = batch["labels"][:, -1]
+            assert (batch["labels"][:, :-1] == IGNORED).all(), "the answer alone is a label"
+            yield from map(tokenizer.decode, np.column_stack([batch["tokens"], answers])[answers >= 0])
+
+    trained, held_out = set(lines_of(pipeline.seen)), set(lines_of(pipeline.evaluation))
+    for line in trained | held_out:
+        a, _, b, _, answer = line.split()
+        assert int(answer) == (int(a) + int(b)) % 97
+    assert len(trained) + len(held_out) == len(trained | held_out) == 9409
     assert len(held_out) == round(data.held_out * 9409)
-    assert not trained & held_out
-    rows = [tuple(row) for number in range(8) for row in pipeline.train[number]["tokens"].tolist()]
-    assert set(rows[: len(trained)]) <= {tuple(tokenizer.encode(line)[:-1].tolist()) for line in trained}
+    assert set(lines_of(pipeline.train[number] for number in range(8))) <= trained
 
 
 @pytest.mark.parametrize("change", [{"context_length": 5}, {"tokenizer": TokenizerConfig("bytes")}])
 def test_equations_have_one_length(change):
     data = replace(EXPERIMENTS["grokking"].config.data, **change)
     with refused("expected 4 and 'words'"):
-        build_pipeline(data, TrainingConfig(), build_tokenizer_for(data))
+        build(data)
 
 
 def test_the_chain_moves_by_its_odds():

@@ -6,19 +6,18 @@ import jax
 import numpy as np
 import pytest
 
-from jax_tformer import startup
-from jax_tformer.config import ComputeConfig, StackConfig, TransformerConfig
+from jax_tformer import ComputeConfig, startup, transformer
 from jax_tformer.config.experiment import MeshConfig
-from jax_tformer.functional import transformer
 from jax_tformer.training import prepare
 from jax_tformer.training.sharding import make_mesh
+from tests import small_models
 from tests.refusals import refused
 
-STACK = StackConfig(num_layers=4, num_heads=4, feedforward_width=64, norm_placement="pre")
-CONFIG = TransformerConfig(vocab_size=64, d_model=16, decoder=STACK)
+STACK = dataclasses.replace(small_models.STACK, num_layers=4, num_heads=4, feedforward_width=64)
+CONFIG = dataclasses.replace(small_models.GPT, decoder=STACK)
 ROWS = np.zeros((8, 32), np.int32)
 BATCH = {"tokens": ROWS, "labels": ROWS}
-PART = {name: jax.ShapeDtypeStruct(rows.shape, rows.dtype) for name, rows in BATCH.items()}
+PART = jax.eval_shape(lambda: BATCH)
 
 
 def with_remat(remat):

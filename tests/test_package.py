@@ -4,7 +4,6 @@ import ast
 import inspect
 import itertools
 import re
-from pathlib import Path
 
 import pytest
 import tyro
@@ -13,8 +12,7 @@ import jax_tformer
 from jax_tformer import ARCHITECTURES, StackConfig, TransformerConfig, config, transformer
 from jax_tformer.config import experiment
 from jax_tformer.config.experiment import MaskedTextData
-
-ROOT = Path(__file__).parents[1]
+from tests.several_processes import ROOT
 
 
 def test_names_that_are_resolved_late_are_listed():

@@ -1,7 +1,5 @@
 """Documents packed into rows: each is read once, sees only itself, and has the loss that it has alone."""
 
-import json
-
 import numpy as np
 import pytest
 
@@ -11,6 +9,7 @@ from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.text import text_source
 from tests.refusals import refused
 from tests.test_shards import write_llm_c, write_megatron, write_nanogpt
+from tests.test_tokenizing import write_lines
 
 END, LENGTH = 256, 32
 DRAW = np.random.default_rng(0)
@@ -22,7 +21,7 @@ WHOLE = [[[END, *text], [*text, END]] for text in DOCUMENTS]
 def write_texts(path, _):
     """With a long document behind the others, of which the end is held out."""
     texts = [bytes(text).decode() for text in [*DOCUMENTS, [90] * 2000]]
-    path.with_name("a.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_lines(path.with_name("a.jsonl"), texts)
 
 
 def rows_of(folder, packing, write=write_llm_c, ids=IDS, **changes):

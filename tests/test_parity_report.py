@@ -5,7 +5,6 @@ import math
 import re
 from html import unescape
 from itertools import permutations
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -16,9 +15,9 @@ from parity.report.checks import Checks, cause
 from parity.report.figures import GATES, Cell, Figures, gates_markdown, short, shown
 from parity.report.terminal_table import table_text
 from parity_tests.tables import between, find_unmeasured, updated
+from tests.several_processes import ROOT
 from twin.cases import CONFIGS
 
-ROOT = Path(__file__).parents[1]
 ALL = {(row, gate): 5.44e-16 for row in ("gpt2", "switches-encoder-decoder, 520 positions") for gate in GATES}
 """Two rows, one with a long name, by all gates."""
 

@@ -1,8 +1,5 @@
 """What loading and saving take: bytes read, memory, devices; and what comes along from folder to folder."""
 
-import json
-import subprocess
-import sys
 from dataclasses import replace
 
 import jax
@@ -12,18 +9,19 @@ import tokenizers
 
 from jax_tformer import TransformerConfig, load_pretrained, save_pretrained, transformer
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.files import new_folder
+from jax_tformer.files import new_folder, read_json
 from tests.damages import say
 from tests.pretrained_folders import STACK, save_small, words
 from tests.refusals import refused
-from tests.several_processes import finish, start
+from tests.several_processes import finish, run_alone, start
+from tests.small_models import assert_same_bits
 
 
 def test_what_a_killed_export_left_is_cleared_away(tmp_path):
     out = tmp_path / "out"
     code = "import os, pathlib, sys; from jax_tformer.files import new_folder"
     code += "\nwith new_folder(pathlib.Path(sys.argv[1])) as whole: (whole / 'half').touch(); os._exit(9)"
-    assert subprocess.run([sys.executable, "-c", code, str(out)]).returncode == 9
+    assert finish([start(["-c", code, out], 1)])[0][0] == 9
     assert len([*tmp_path.rglob("half")]) == 1
     with new_folder(out) as whole:
         assert not list(whole.iterdir())
@@ -46,13 +44,13 @@ def test_what_config_json_says_beyond_our_config_stays(tmp_path):
     again, loaded, tokenizer = load_pretrained(tmp_path / "model")
     # The origin is no part of the net's identity: compiled functions are shared.
     assert (again, hash(again), tokenizer.end_id) == (net, hash(net), 0)
-    jax.tree.map(np.testing.assert_array_equal, loaded, params)
+    assert_same_bits(loaded, params)
     positions = loaded["embedding"]["positions"]
     positions["embedding"] = jnp.concatenate([positions["embedding"]] * 2)
     grown = type(again)(replace(again.config, decoder=replace(STACK, max_positions=40)))
     grown.origin = again.origin
     save_pretrained(tmp_path / "grown", grown, loaded, tokenizer)
-    said = json.loads((tmp_path / "grown/config.json").read_text())
+    said = read_json(tmp_path / "grown/config.json")
     assert (said["n_positions"], said["n_embd"], said["told"]) == (40, 16, [1])
     assert "hidden_size" not in said  # as n_embd says it
     assert load_pretrained(tmp_path / "grown")[0].config == grown.config
@@ -119,8 +117,7 @@ def test_peak_memory_and_devices(tmp_path):
     net = transformer(TransformerConfig(vocab_size=20000, d_model=512, decoder=stack, tied_head=True))
     params = jax.tree.map(lambda leaf: np.full(leaf.shape, 0.1, np.float32), net.shapes)
     save_pretrained(tmp_path / "large", net, params, max_shard_size="60MB")
-    [(status, _, errors)] = finish([start(["-c", PROGRAM, tmp_path], 8)])
-    assert status == 0, errors
+    run_alone(["-c", PROGRAM, tmp_path], 8)
 
 
 def test_a_special_token_behind_the_table(tmp_path):
@@ -144,5 +141,5 @@ def test_another_tokenizer_brings_its_special_ids(tmp_path):
     for name, tokenizer, end in (("same", loaded, 0), ("other", other, 7)):
         save_pretrained(tmp_path / name, net, params, tokenizer)
         for file in ("config.json", "generation_config.json"):
-            said = json.loads((tmp_path / name / file).read_text())
+            said = read_json(tmp_path / name / file)
             assert (said["eos_token_id"], said["pad_token_id"], said["bos_token_id"]) == (end, end, None)

@@ -3,7 +3,6 @@
 import json
 import shutil
 from dataclasses import replace
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -11,8 +10,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from jax_tformer import load_pretrained, save_pretrained, transformer
-from jax_tformer.config import DropoutConfig
+from jax_tformer import DropoutConfig, load_pretrained, save_pretrained, transformer
 from jax_tformer.hub import pretrained
 from tests.damages import cut, every, link, say, swap, write
 from tests.pretrained_folders import CONFIG, STACK, save_small, words
@@ -24,18 +22,18 @@ SHARD = "model-00001-of-00003.safetensors"
 
 
 @pytest.fixture(scope="module")
-def whole(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("whole") / "model"
-    save_small(folder)
+def originals(tmp_path_factory):
+    """The folders whole, and shards, of the same model."""
+    folder = tmp_path_factory.mktemp("originals")
+    save_small(folder / "whole")
+    save_small(folder / "shards", max_shard_size="10KB")
+    assert (folder / "shards" / SHARD).exists()
     return folder
 
 
-@pytest.fixture(scope="module")
-def shards(tmp_path_factory):
-    folder = tmp_path_factory.mktemp("shards") / "model"
-    save_small(folder, max_shard_size="10KB")
-    assert (folder / SHARD).exists()
-    return folder
+@pytest.fixture
+def whole(originals):
+    return originals / "whole"
 
 
 def tensor(name, change):
@@ -119,8 +117,8 @@ SHARD_DAMAGES = [
     ("original", "damage", "message"),
     [(name, *row) for name, rows in (("whole", DAMAGES), ("shards", SHARD_DAMAGES)) for row in rows],
 )
-def test_damaged_folders(original, damage, message, request, tmp_path):
-    folder = Path(shutil.copytree(request.getfixturevalue(original), tmp_path / "model"))
+def test_damaged_folders(original, damage, message, originals, tmp_path):
+    folder = shutil.copytree(originals / original, tmp_path / "model")
     damage(folder)
     with refused(message) as error:
         load_pretrained(folder)
@@ -129,7 +127,7 @@ def test_damaged_folders(original, damage, message, request, tmp_path):
 
 @pytest.mark.parametrize("change", [cut(WEIGHTS, 900), lambda folder: (folder / WEIGHTS).touch()], ids=["cut", "new"])
 def test_a_file_that_changes_while_it_is_read(change, whole, tmp_path, monkeypatch):
-    folder = Path(shutil.copytree(whole, tmp_path / "model"))
+    folder = shutil.copytree(whole, tmp_path / "model")
     placed = pretrained._placed
 
     def interrupted(*given):

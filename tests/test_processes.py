@@ -10,13 +10,13 @@ import time
 import numpy as np
 import pytest
 
+from jax_tformer import InputError
 from jax_tformer.cli.train import train_options
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import DistributedConfig
 from jax_tformer.runs.metrics import read_metrics
 from jax_tformer.training import processes
 from tests.refusals import refused
-from tests.several_processes import ROOT, SMALL, finish, flags, free_port, start, together, train
+from tests.several_processes import ROOT, SMALL, finish, flags, free_port, run_alone, start, together, train
 from tests.small_runs import losses as losses_of
 
 MESHES = {
@@ -84,6 +84,10 @@ def rows_of(run):
     return [[row.get(name, 0.0) for name in names] for row in read_metrics(run / "metrics.jsonl")]
 
 
+def train_alone(run, devices, more=""):
+    assert finish(train(run, 1, devices, more))[0][0] == 0
+
+
 def wait_for_steps(run, steps, children):
     deadline = time.monotonic() + 120
     while time.monotonic() < deadline and all(child.poll() is None for child in children):
@@ -97,7 +101,7 @@ def wait_for_steps(run, steps, children):
 def test_a_run_goes_on_in_any_number_of_processes(tmp_path):
     """Two processes, one of which is told to stop, then four, then one: the losses of one long run."""
     long = "--steps 90 --training.evaluate-every 30"
-    assert finish(train(tmp_path / "one", 1, 4, long))[0][0] == 0
+    train_alone(tmp_path / "one", 4, long)
     run = tmp_path / "several"
     for count, devices in ((2, 2), (4, 1)):
         before = len(rows_of(run))
@@ -107,7 +111,7 @@ def test_a_run_goes_on_in_any_number_of_processes(tmp_path):
         ends = finish(children)
         assert [status for status, *_ in ends] == [128 + signal.SIGTERM] * count, ends
         assert "the same command continues the run" in ends[0][1]
-    assert finish(train(run, 1, 4, long))[0][0] == 0
+    train_alone(run, 4, long)
     np.testing.assert_allclose(rows_of(run), rows_of(tmp_path / "one"), rtol=1e-11)
     assert len((run / "sessions.jsonl").read_text().splitlines()) == 3
 
@@ -130,7 +134,7 @@ def test_a_loss_that_is_not_finite_ends_all_and_is_found(tmp_path):
 @pytest.mark.deep
 def test_generate_py_in_two_processes(tmp_path):
     run, texts = tmp_path / "run", tmp_path / "texts.txt"
-    assert finish(train(run, 1, 1, "--mesh.fsdp 1"))[0][0] == 0
+    train_alone(run, 1, "--mesh.fsdp 1")
     texts.write_text("import\nfor\n\ndef\n")
 
     def answer(count, devices, flags_of_all=""):
@@ -158,7 +162,7 @@ def test_processes_whose_folders_differ_refuse_together(tmp_path, begun, message
     """A disk of each machine's own in place of a shared one: refused before the first step."""
     folders = [tmp_path / "run", tmp_path / "other"]
     if begun:
-        assert finish(train(folders[0], 1, 4))[0][0] == 0
+        train_alone(folders[0], 4)
     command = [ROOT / "train.py", *SMALL.split(), "--steps", 9, "--run"]
     for status, _, errors in finish(together(2, 2, lambda where: [*command, folders[where["process"]], *flags(where)])):
         assert (status, message in errors) == (2, True), errors
@@ -173,7 +177,7 @@ def test_optimizers_on_a_mesh_step_as_on_one_device(name, tmp_path):
     meshes = [(4, "--mesh.fsdp 2 --mesh.tensor 2"), (1, "--mesh.fsdp 1")]
     runs = [tmp_path / str(devices) for devices, _ in meshes]
     for run, (devices, mesh) in zip(runs, meshes, strict=True):
-        assert finish(train(run, 1, devices, f"--optimizer.name {name} {mesh}"))[0][0] == 0
+        train_alone(run, devices, f"--optimizer.name {name} {mesh}")
     split, whole = (np.array([row["loss"] for row in losses_of(run) if "loss" in row]) for run in runs)
     assert len(whole) == 6
     assert np.abs(split / whole - 1).max() < 1e-12
@@ -186,7 +190,7 @@ def test_two_processes_export_what_one_does(tmp_path):
         (status, output, _), other = finish(train(run, 2, 2, f"--export {folder}"))
         assert (status, output.splitlines()[-1].split(": ")[0]) == (0, f"step 6 of {run} is in {folder}/")
         assert other[:2] == (0, "")
-    assert finish([start(["-m", "jax_tformer", "export", run, folders[2], "--huggingface"], 1)])[0][0] == 0
+    run_alone(["-m", "jax_tformer", "export", run, folders[2], "--huggingface"])
     first, *others = ({path.name: path.read_bytes() for path in folder.iterdir()} for folder in folders)
     assert "model.safetensors" in first
     assert others == [first, first]

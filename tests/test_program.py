@@ -5,15 +5,13 @@ import os
 import signal
 import subprocess
 import sys
-from pathlib import Path
 
 import jax
 import pytest
 
 from jax_tformer.runs.metrics import ProgressLine
 from jax_tformer.terminal import Interruption, run_program
-
-ROOT = Path(__file__).parents[1]
+from tests.several_processes import ROOT
 
 
 def outcome(program, capsys):

@@ -1,21 +1,20 @@
 """The large recipes, which nobody has run here: small ones from corpus to score, and the full step, compiled."""
 
-import json
 import re
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from jax_tformer import EXPERIMENTS, transformer
 from jax_tformer.cli import generate, tokenize, train
 from jax_tformer.config.experiment import MeshConfig, PairData
-from jax_tformer.config.presets import EXPERIMENTS
 from jax_tformer.files import read_json
-from jax_tformer.functional import transformer
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.prepare import fit_to_devices, prepare
 from jax_tformer.training.sharding import make_mesh
 from tests.small_runs import succeed
+from tests.test_tokenizing import write_lines
 
 pytestmark = pytest.mark.deep
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
@@ -26,7 +25,7 @@ def test_from_documents_to_a_model(name, tmp_path, monkeypatch, capsys):
     """llm.c's shards, with a file that is held out, in rows of 1,024 tokens."""
     monkeypatch.chdir(tmp_path)
     texts = [f"Document {n} has {n * n} lines, and {n % 7} more. " * 40 for n in range(300)]
-    (tmp_path / "corpus.jsonl").write_text("".join(json.dumps({"text": text}) + "\n" for text in texts))
+    write_lines(tmp_path / "corpus.jsonl", texts)
     bpe = "--data.tokenizer.kind bpe --data.tokenizer.vocab-size 300"
     succeed(tokenize, f"corpus.jsonl --out shards {bpe} --data.held-out 0.2 --workers 1")
     assert sorted(path.name.split("_")[0] for path in (tmp_path / "shards").glob("*.bin")) == ["train", "val"]
@@ -81,14 +80,13 @@ def test_the_full_step_is_compiled_and_its_memory_known(name, parameters, tempor
     experiment = EXPERIMENTS[name].config
     data, training = experiment.data, experiment.training
     mesh = make_mesh(MeshConfig(), training.batch_size // training.accumulation)
-    ids = jax.ShapeDtypeStruct((training.batch_size, getattr(data, "context_length", 0)), jnp.int32)
     if isinstance(data, PairData):
         rows = data.tokens_per_batch // data.source_length // training.batch_size * training.batch_size
-        ids = jax.ShapeDtypeStruct((rows, data.source_length), jnp.int32)
-    marks = jax.ShapeDtypeStruct(ids.shape, jnp.bool_)
-    batch = {"tokens": ids, "labels": ids}
-    if experiment.model.encoder is not None:
+        ids, marks = (jax.ShapeDtypeStruct((rows, data.source_length), kind) for kind in (jnp.int32, jnp.bool_))
         batch = {"source": ids, "target": ids, "labels": ids, "source_mask": marks, "target_mask": marks}
+    else:
+        ids = jax.ShapeDtypeStruct((training.batch_size, data.context_length), jnp.int32)
+        batch = {"tokens": ids, "labels": ids}
     vocabulary = {"gpt2-124m": 50257, "iwslt14-de-en": 10_000}.get(name, 37_000)
     config = experiment.model.with_vocab_size(vocabulary)
     net = transformer(fit_to_devices(config, batch, mesh, training.accumulation))

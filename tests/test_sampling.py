@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from scipy import stats
 
-from jax_tformer.config.experiment import DecodingConfig
+from jax_tformer import DecodingConfig
 from jax_tformer.decoding.sampling import History, Step, choose, draw, keep_min_p, keep_top_k, keep_top_p, make_rules
 
 DRAWS = 100_000
@@ -38,12 +38,16 @@ EXPECTED = {
 }
 
 
+def first_step(rows, seen):
+    """Of as many answers to a prompt of these tokens."""
+    said = jnp.tile(jnp.array(seen), (rows, 1)), jnp.ones((rows, len(seen)), bool)
+    return Step(jnp.asarray(0), jnp.full(rows, 9), History.of(*said, 0, said))
+
+
 @pytest.mark.parametrize("strategy", EXPECTED)
 def test_draws_have_the_probabilities(strategy):
     settings, weights = EXPECTED[strategy]
-    said, rules = jnp.tile(jnp.array(SEEN), (DRAWS, 1)), make_rules(DecodingConfig(**{"temperature": 1.0} | settings))
-    there = jnp.ones(said.shape, bool)
-    step = Step(jnp.asarray(0), jnp.full(DRAWS, 9), History.of(said, there, 0, (said, there)))
+    step, rules = first_step(DRAWS, SEEN), make_rules(DecodingConfig(**{"temperature": 1.0} | settings))
     logits = jnp.tile(jnp.log(jnp.array(PROBABILITIES)), (DRAWS, 1))
     tokens = jax.jit(choose)(logits, jax.random.split(jax.random.key(1), DRAWS), rules, step)
     counts, expected = np.bincount(tokens, minlength=8), DRAWS * np.array(weights) / np.sum(weights)
@@ -58,9 +62,7 @@ def test_draws_have_the_probabilities(strategy):
 @pytest.mark.parametrize("temperature", [0.0, 1e-38])
 def test_no_temperature_and_the_smallest_are_greedy_whatever_the_key(temperature):
     logits = jnp.array([[0.1, 3.0, 0.2], [200.0, 1.9, 0.0]])
-    said = jnp.ones((2, 1), jnp.int32), jnp.ones((2, 1), bool)
-    step = Step(jnp.asarray(0), jnp.full(2, 9), History.of(*said, 0, said))
-    rules = make_rules(DecodingConfig(temperature=temperature))
+    step, rules = first_step(2, [1]), make_rules(DecodingConfig(temperature=temperature))
     for seed in range(5):
         assert choose(logits, jax.random.split(jax.random.key(seed), 2), rules, step).tolist() == [1, 0]
 

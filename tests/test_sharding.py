@@ -9,10 +9,8 @@ import jax
 import pytest
 from flax import traverse_util
 
-from jax_tformer.config import LoraConfig
+from jax_tformer import ARCHITECTURES, LoraConfig, transformer
 from jax_tformer.config.experiment import MeshConfig
-from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.functional import transformer
 from jax_tformer.model.parameters import AXES, axes_of
 from jax_tformer.training import processes
 from jax_tformer.training.sharding import describe_shards, make_mesh, parameter_shardings

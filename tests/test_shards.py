@@ -5,13 +5,14 @@ import struct
 import numpy as np
 import pytest
 
-from jax_tformer.config.errors import InputError
-from jax_tformer.config.experiment import MaskedTextData, TextData, TokenizerConfig, TrainingConfig
+from jax_tformer import InputError
+from jax_tformer.config.experiment import TextData, TokenizerConfig
 from jax_tformer.data.order import permute
-from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for, check_batch_ids
+from jax_tformer.data.pipeline import build_tokenizer_for, check_batch_ids
+from tests.damages import cut, swap, write
 from tests.refusals import refused
+from tests.test_pipelines import build
 
-TRAINING = TrainingConfig(batch_size=4, evaluate_batches=3, seed=5)
 IDS = np.random.default_rng(0).integers(0, 256, 1000)
 INDEX_TYPES = {np.uint8: 1, np.int32: 4, np.int64: 5, np.uint16: 8}
 
@@ -38,8 +39,8 @@ def data_at(path, **changes):
     return TextData(path=str(path), context_length=16, tokenizer=TokenizerConfig("bytes"), **changes)
 
 
-def pipeline_of(data, rows=None):
-    return build_pipeline(data, TRAINING, build_tokenizer_for(data), rows)
+def pipeline_of(data):
+    return build(data)[0]
 
 
 @pytest.mark.parametrize(
@@ -63,39 +64,22 @@ def test_what_others_write_is_read_and_cut_into_windows(write, tmp_path):
     assert pipeline.notes == ["900 ids to train on, 100 held out"]
 
 
-def test_masked_text_in_shards(tmp_path):
-    write_nanogpt(tmp_path / "a.bin", IDS)
-    data = MaskedTextData(path=str(tmp_path / "a.bin"), context_length=16)
-    pipeline = pipeline_of(data)
-    assert (pipeline.train[0]["labels"] >= 0).sum() == 4 * 2
-
-
-def test_a_changed_file_is_another_corpus(tmp_path):
-    write_nanogpt(tmp_path / "a.bin", IDS)
-    before = pipeline_of(data_at(tmp_path)).fingerprint
-    (tmp_path / "a.bin").rename(tmp_path / "b.bin")
-    assert pipeline_of(data_at(tmp_path / "b.bin")).fingerprint == before
-    write_nanogpt(tmp_path / "b.bin", IDS[::-1])
-    assert pipeline_of(data_at(tmp_path)).fingerprint != before
-
-
 @pytest.mark.parametrize(
-    ("write", "damaged", "change", "told"),
+    ("write_shard", "damage", "told"),
     [
-        (write_llm_c, "a.bin", lambda old: old[:-2], "a.bin is damaged: it has 3,022 bytes; expected 3,024"),
-        (write_llm_c, "a.bin", lambda old: old[:4] + b"\2" + old[5:], "a.bin is of version 2; expected 1"),
-        (write_nanogpt, "a.bin", lambda old: old[:-1], "a.bin is damaged: it has 1,999 bytes; expected 2,000"),
-        (write_nanogpt, "a.bin", lambda old: b"", "the training part of the text has 0 tokens"),
-        (write_megatron, "a.bin", lambda old: old[:-4], "a.bin is damaged: it has 3,996 bytes; expected 4,000"),
-        (write_megatron, "a.idx", lambda old: old[:60], "a.idx is damaged: it has 60 bytes; expected 102"),
-        (write_megatron, "a.idx", lambda old: b"", "a.idx is no index of Megatron"),
-        (write_megatron, "a.idx", lambda old: old[:17] + b"\7" + old[18:], "a.idx is no index of Megatron"),
+        (write_llm_c, cut("a.bin", 2), "a.bin is damaged: it has 3,022 bytes; expected 3,024"),
+        (write_llm_c, swap("a.bin", b"\1\1\0", b"\1\2\0"), "a.bin is of version 2; expected 1"),
+        (write_nanogpt, cut("a.bin", 1), "a.bin is damaged: it has 1,999 bytes; expected 2,000"),
+        (write_nanogpt, write("a.bin", ""), "the training part of the text has 0 tokens"),
+        (write_megatron, cut("a.bin", 4), "a.bin is damaged: it has 3,996 bytes; expected 4,000"),
+        (write_megatron, cut("a.idx", 42), "a.idx is damaged: it has 60 bytes; expected 102"),
+        (write_megatron, write("a.idx", ""), "a.idx is no index of Megatron"),
+        (write_megatron, swap("a.idx", b"\4", b"\7"), "a.idx is no index of Megatron"),
     ],
 )
-def test_damage_is_named(write, damaged, change, told, tmp_path):
-    write(tmp_path / "a.bin", IDS)
-    path = tmp_path / damaged
-    path.write_bytes(change(path.read_bytes()))
+def test_damage_is_named(write_shard, damage, told, tmp_path):
+    write_shard(tmp_path / "a.bin", IDS)
+    damage(tmp_path)
     with refused(told):
         pipeline_of(data_at(tmp_path))
 
@@ -114,15 +98,12 @@ def test_what_does_not_suit_is_said(tmp_path):
             build_tokenizer_for(TextData(path=str(tmp_path), tokenizer=kind))
 
 
-@pytest.mark.parametrize("change", ["shorter", "gone"])
-def test_a_file_that_changes_under_a_run(change, tmp_path):
+@pytest.mark.parametrize("content", ["", None])
+def test_a_file_that_changes_under_a_run(content, tmp_path):
     write_nanogpt(tmp_path / "train.bin", IDS)
     pipeline = pipeline_of(data_at(tmp_path))
     batches = pipeline.train_iterator()
     next(batches)
-    if change == "shorter":
-        (tmp_path / "train.bin").write_bytes(b"")
-    else:
-        (tmp_path / "train.bin").unlink()
+    write("train.bin", content)(tmp_path)
     with pytest.raises((InputError, FileNotFoundError), match=r"train\.bin"):
         [next(batches) for _ in range(20)]

@@ -9,6 +9,7 @@ import pytest
 from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data.order import held_out_items
 from jax_tformer.data.sources import load_pairs, load_text
+from tests.damages import every, write
 from tests.refusals import refused
 
 
@@ -67,7 +68,7 @@ def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
 )
 def test_text_errors(tmp_path, name, content, message):
     if content is not None:
-        (tmp_path / name).write_bytes(content)
+        write(name, content)(tmp_path)
     with refused(re.escape(message)):
         text_of(tmp_path / name)
 
@@ -129,7 +130,7 @@ FINE = "a\tb\n" * 1233
 def test_pair_errors(tmp_path, name, content, message):
     (tmp_path / "folder.tsv").mkdir()
     if content is not None:
-        (tmp_path / name).write_text(content)
+        write(name, content)(tmp_path)
     with refused(message):
         pairs_of(tmp_path / name)
 
@@ -143,9 +144,7 @@ def test_pair_errors(tmp_path, name, content, message):
     ],
 )
 def test_pair_errors_of_two_files(tmp_path, source, target, message):
-    for name, content in (("a.txt", source), ("b.txt", target)):
-        if content is not None:
-            (tmp_path / name).write_text(content)
+    every(write("a.txt", source), write("b.txt", target))(tmp_path)
     with refused(message):
         pairs_of(tmp_path / "a.txt", tmp_path / "b.txt")
 

@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 
 from jax_tformer.model.masks import Mask
-from tests.several_processes import ROOT, finish, start
+from tests.several_processes import ROOT, run_alone
 from tests.split_rows import CASES
 
 
 def on_eight_devices(asked):
-    ((status, output, errors),) = finish([start([ROOT / "tests" / "split_rows.py", asked], 8)])
-    assert status == 0, errors
+    output, _ = run_alone([ROOT / "tests" / "split_rows.py", asked], 8)
     return json.loads(output)
 
 

@@ -2,37 +2,20 @@
 
 import dataclasses
 import os
-import subprocess
-import sys
 import warnings
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
 import pytest
 
-from jax_tformer import startup
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer import EXPERIMENTS, DropoutConfig, startup, transformer
 from jax_tformer.config.experiment import OptimizerConfig
-from jax_tformer.config.presets import EXPERIMENTS
-from jax_tformer.functional import transformer
 from jax_tformer.startup import FLOAT64, OPTIONS, compiler_options
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import evaluation_step, init_state, train_step
 from tests.refusals import refused
-
-ROOT = Path(__file__).parents[1]
-STACK = StackConfig(num_layers=4, num_heads=4, feedforward_width=64, norm_placement="pre")
-CONFIG = TransformerConfig(vocab_size=64, d_model=16, decoder=STACK)
-
-
-def run_python(code, *arguments, without=(), **environment):
-    """Runs `code` in a process that lacks the environment variables that begin with `without`; returns its errors."""
-    variables = {name: value for name, value in os.environ.items() if not name.startswith(without)}
-    variables |= {"PYTHONPATH": str(ROOT), "JAX_PLATFORMS": "cpu", **environment}
-    done = subprocess.run([sys.executable, "-c", code, *arguments], env=variables, capture_output=True, text=True)
-    assert done.returncode == 0, done.stderr
-    return done.stderr
+from tests.several_processes import run_alone
+from tests.small_models import GPT
 
 
 @pytest.mark.parametrize("options", [*OPTIONS.values(), *FLOAT64.values(), compiler_options(once=True)])
@@ -57,7 +40,7 @@ def test_float64_does_without_the_fusions_that_read_what_nobody_wrote(dtype, fus
 
 def test_programs_pass_parameters_as_arguments():
     """Those that are closed over would be constants of the program, with which these fusions go wrong."""
-    net = transformer(dataclasses.replace(CONFIG, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1)))
+    net = transformer(dataclasses.replace(GPT, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1)))
     tx, tokens, params = optimizer(OptimizerConfig(), 10), jnp.zeros((2, 5), jnp.int32), net.init(jax.random.key(0))
     state, batch = jax.eval_shape(lambda: init_state(net, tx, jax.random.key(0))), {"tokens": tokens, "labels": tokens}
 
@@ -85,8 +68,9 @@ for name in ("python-docs", "dates"):
 
 
 @pytest.mark.deep
-def test_what_is_compiled_to_run_once_computes_the_same_bits():
-    run_python(INITIALISED, without="XLA_FLAGS")
+def test_what_is_compiled_to_run_once_computes_the_same_bits(monkeypatch):
+    monkeypatch.delenv("XLA_FLAGS")
+    run_alone(["-c", INITIALISED])
 
 
 UNKNOWN = "Backend 'rocm' is not in the list of known backends: ['cpu', 'tpu']."
@@ -146,8 +130,10 @@ assert compile_anew() == again
 """
 
 
-def test_damaged_compiled_programs_are_replaced_with_one_line(tmp_path):
-    errors = run_python(DAMAGED_CACHE, str(tmp_path), without="JAX_COMPILATION_CACHE_DIR", XDG_CACHE_HOME=str(tmp_path))
+def test_damaged_compiled_programs_are_replaced_with_one_line(tmp_path, monkeypatch):
+    monkeypatch.delenv("JAX_COMPILATION_CACHE_DIR", raising=False)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    _, errors = run_alone(["-c", DAMAGED_CACHE, tmp_path])
     assert errors == "compiled programs in the cache were damaged; they are compiled anew\nmended\n"
 
 
@@ -179,10 +165,14 @@ assert (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before > 1000) == i
 
 @pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="needs glibc")
 @pytest.mark.parametrize(
-    ("megabytes", "tuned", "faults_again"),
-    [("64", {}, "0"), ("1024", {}, "1"), ("64", {"MALLOC_MMAP_THRESHOLD_": "65536"}, "1")],
+    ("megabytes", "threshold", "faults_again"),
+    [(64, None, 0), (1024, None, 1), (64, "65536", 1)],
     ids=["small", "large", "tuned by the user"],
 )
-def test_small_steps_keep_freed_memory(megabytes, tuned, faults_again):
-    plain = ("MALLOC_", "GLIBC_TUNABLES")
-    run_python(KEPT, megabytes, faults_again, without=plain, NUMPY_MADVISE_HUGEPAGE="0", **tuned)
+def test_small_steps_keep_freed_memory(megabytes, threshold, faults_again, monkeypatch):
+    for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:
+        monkeypatch.delenv(name)
+    if threshold is not None:
+        monkeypatch.setenv("MALLOC_MMAP_THRESHOLD_", threshold)
+    monkeypatch.setenv("NUMPY_MADVISE_HUGEPAGE", "0")
+    run_alone(["-c", KEPT, megabytes, faults_again])

@@ -2,21 +2,20 @@
 
 import json
 import os
-import subprocess
-import sys
-from pathlib import Path
+from dataclasses import replace
 
 import pytest
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer import StackConfig
 from jax_tformer.config.experiment import ExperimentConfig, TextData, TokenizerConfig
 from jax_tformer.data.tokenizers import build_tokenizer
-from jax_tformer.files import from_dict, parse_json, read_text
+from jax_tformer.files import from_dict, parse_json, read_json, read_text
 from jax_tformer.runs.folder import RunFolder
 from tests.damages import link, pipe, write
 from tests.refusals import refused
+from tests.several_processes import run_alone
+from tests.small_models import GPT
 
-ROOT = Path(__file__).parents[1]
 DEEP = "[" * 100_000 + "]" * 100_000
 
 
@@ -59,9 +58,9 @@ def test_files_that_are_none(tmp_path, name, message):
 def write_run(folder):
     """A run of a tiny model, without checkpoints."""
     tokenizer = build_tokenizer(TokenizerConfig("characters"), ["ab"], {})
-    decoder = StackConfig(num_layers=1, num_heads=2, feedforward_width=16)
-    model = TransformerConfig(vocab_size=2, d_model=16, decoder=decoder)
-    RunFolder(folder).create(ExperimentConfig(model=model, data=TextData(context_length=8)), tokenizer)
+    RunFolder(folder).create(
+        ExperimentConfig(model=replace(GPT, vocab_size=2), data=TextData(context_length=8)), tokenizer
+    )
 
 
 @pytest.mark.parametrize(
@@ -84,7 +83,7 @@ def vocabulary(tokens):
     """Gives a tokenizer these tokens, with their ids."""
 
     def damage(folder):
-        values = json.loads((folder / "tokenizer.json").read_text())
+        values = read_json(folder / "tokenizer.json")
         values["model"]["vocab"] = tokens
         write("tokenizer.json", json.dumps(values))(folder)
 
@@ -100,6 +99,7 @@ DAMAGES = [
     (link("config.json"), "config.json is a device"),
     (link("config.json", "."), "config.json is a folder"),
     (pipe("tokenizer.json"), "tokenizer.json is a pipe"),
+    (write("tokenizer.json", None), "tokenizer.json does not exist"),
     (write("tokenizer.json", DEEP), "tokenizer.json is not a tokenizer"),
     (link("tokenizer_config.json"), "tokenizer_config.json is a device"),
     (write("special_tokens_map.json", DEEP), "special_tokens_map.json is damaged"),
@@ -153,9 +153,7 @@ def test_help_and_what_is_no_run_come_before_jax_is_imported(tmp_path):
         expected[f"generate.py HERE/{number} --prompt ab"] = message
     calls = [[word.replace("HERE", str(tmp_path)) for word in call.split()] for call in expected]
     helps = [["generate.py", "--help"], ["train.py", "dates", "--help"]]
-    command = [sys.executable, "-c", PROGRAM, json.dumps([*helps, *calls])]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
-    for line, call, message in zip(done.stderr.splitlines(), calls, expected.values(), strict=True):
+    _, errors = run_alone(["-c", PROGRAM, json.dumps([*helps, *calls])])
+    for line, call, message in zip(errors.splitlines(), calls, expected.values(), strict=True):
         assert line.startswith(f"{call[0]}: error: ")
         assert message in line

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+import os
 import random
 import shutil
 import signal
@@ -11,6 +12,7 @@ import time
 from collections import deque
 from functools import partial
 from hashlib import sha256
+from pathlib import Path
 
 import numpy as np
 import pyarrow
@@ -23,7 +25,6 @@ from jax_tformer.data import sources, tokenizing
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.files import locked, read_json
-from jax_tformer.terminal import run_program
 from tests.memory import traced_peak
 from tests.refusals import refused
 from tests.small_runs import TINY, contents, lose, losses, succeed
@@ -154,16 +155,12 @@ def test_the_length_of_a_text_takes_no_memory(folder, monkeypatch):
 
 
 def test_a_vocabulary_beyond_uint16(folder):
-    words = [f"w{number}" for number in range(70_000)]
-    (folder / "model").mkdir()
-    before = {"type": "WhitespaceSplit"}
-    model = {"type": "WordLevel", "vocab": {word: id for id, word in enumerate(words)}, "unk_token": "w0"}
-    rest = ("normalizer", "post_processor", "decoder", "truncation", "padding")
-    outline = {"version": "1.0", "added_tokens": [], "model": model, "pre_tokenizer": before, **dict.fromkeys(rest)}
-    (folder / "model" / "tokenizer.json").write_text(json.dumps(outline))
-    (folder / "a.txt").write_text(" ".join(words[60_000:]))
-    run("a.txt --out shards --data.held-out 0 --data.tokenizer.kind huggingface --data.tokenizer.name model")
-    assert ids_in(folder / "shards", "train")[0] == list(range(60_000, 70_000))
+    words = " ".join(f"w{number}" for number in range(70_000))
+    (folder / "a.txt").write_text(words)
+    run("a.txt --out shards --data.held-out 0 --data.tokenizer.kind words")
+    ids, _ = ids_in(folder / "shards", "train")
+    assert ids == load_tokenizer("shards").encode(words).tolist()
+    assert sorted(ids) == list(range(70_000))
     assert np.fromfile(folder / "shards" / "train_000000.bin", np.int32, 2).tolist() == [20240801, 7]
 
 
@@ -248,50 +245,39 @@ def undisturbed(tmp_path_factory):
     return [*contents(place / "shards").values()]
 
 
+def other(write_source, *given, **options):
+    """Writes something else in place of a source."""
+    return lambda path: write_source(path, *given, **options)
+
+
+def shorter(by):
+    return lambda path: os.truncate(path, path.stat().st_size - by)
+
+
 @pytest.mark.parametrize(
-    ("name", "mend", "spoil", "told"),
+    ("name", "spoil", "told"),
     [
-        ("a.parquet", write_parquet, lambda path: write_parquet(path, name="texts"), "has the columns id, texts; exp"),
-        ("a.parquet", write_parquet, lambda path: write_parquet(path, range(300)), "the column 'text' holds int64"),
-        (
-            "a.parquet",
-            write_parquet,
-            lambda path: write_parquet(path, [*TEXTS, None]),
-            "row 301: the text is empty",
-        ),
-        ("a.parquet", write_parquet, lambda path: path.write_bytes(b"PAR1"), "a.parquet is damaged"),
-        ("a.jsonl", write_lines, lambda path: write_lines(path, [*TEXTS, " "]), "a.jsonl, line 301: the text is empty"),
-        ("a.jsonl", write_lines, lambda path: path.write_bytes(path.read_bytes()[:-9]), "a.jsonl, line 300: not JSON"),
-        (
-            "a.jsonl",
-            write_lines,
-            lambda path: path.write_bytes(path.read_bytes() + b"\xe9"),
-            "a.jsonl is not UTF-8",
-        ),
-        ("a.jsonl", write_lines, lambda path: path.unlink(), "a.jsonl does not exist"),
-        *(
-            (name, SOURCES[name], lambda path: path.write_bytes(path.read_bytes()[:-50]), f"{name} is damaged")
-            for name in ("a.jsonl.gz", "a.jsonl.zst")
-        ),
+        ("a.parquet", other(write_parquet, name="texts"), "has the columns id, texts; exp"),
+        ("a.parquet", other(write_parquet, range(300)), "the column 'text' holds int64"),
+        ("a.parquet", other(write_parquet, [*TEXTS, None]), "row 301: the text is empty"),
+        ("a.parquet", other(Path.write_bytes, b"PAR1"), "a.parquet is damaged"),
+        ("a.jsonl", other(write_lines, [*TEXTS, " "]), "a.jsonl, line 301: the text is empty"),
+        ("a.jsonl", shorter(9), "a.jsonl, line 300: not JSON"),
+        ("a.jsonl", lambda path: path.write_bytes(path.read_bytes() + b"\xe9"), "a.jsonl is not UTF-8"),
+        ("a.jsonl", Path.unlink, "a.jsonl does not exist"),
+        *((name, shorter(50), f"{name} is damaged") for name in ("a.jsonl.gz", "a.jsonl.zst")),
     ],
 )
-def test_a_source_that_cannot_be_read_is_named_and_then_gone_on_with(
-    name, mend, spoil, told, undisturbed, folder, monkeypatch, capsys
-):
+def test_a_source_that_cannot_be_read_is_named_and_then_gone_on_with(name, spoil, told, undisturbed, folder, end_of):
     """With status 2, one line, and all that stands before it written."""
-    for other, texts in AROUND.items():
-        write_lines(folder / other, texts)
-    mend(folder / name)
+    for beside, texts in AROUND.items():
+        write_lines(folder / beside, texts)
+    SOURCES[name](folder / name)
     spoil(folder / name)
     command = f"0.jsonl {name} b.jsonl {PLAIN} shards"
-    monkeypatch.setattr(sys, "argv", ["jax-tformer tokenize", *command.split(), "--workers", "1"])
-    with pytest.raises(SystemExit) as stop:
-        run_program(tokenize.main, "jax-tformer tokenize")
-    assert stop.value.code == 2
-    said = capsys.readouterr().err
-    assert told in said
-    assert said.count("\n") == 1
-    mend(folder / name)
+    status, _, said = end_of(f"tokenize {command} --workers 1", program="jax-tformer")
+    assert (status, told in said, said.count("\n")) == (2, True, 1), said
+    SOURCES[name](folder / name)
     run(command)
     assert [*contents(folder / "shards").values()] == undisturbed
 

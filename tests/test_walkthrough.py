@@ -4,9 +4,9 @@ import inspect
 import re
 import sys
 from contextlib import nullcontext
+from dataclasses import replace
 from importlib import import_module
 from operator import attrgetter
-from pathlib import Path
 from types import SimpleNamespace
 from xml.etree import ElementTree
 
@@ -18,9 +18,10 @@ from flax import nnx
 from jax_tformer import ARCHITECTURES, StackConfig, TransformerConfig
 from jax_tformer.functional import EncoderDecoderTransformer
 from jax_tformer.training.step import batch_loss
+from tests.several_processes import ROOT
+from tests.small_models import GPT, STACK
 from tests.speaking import write_runs
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "walkthrough.md").read_text("utf-8")
 AXES = {"B": 3, "T": 5, "S": 7, "D": 32, "H": 8, "K": 2, "C": 4, "F": 40, "V": 31, "L": 6}
 """A length for each letter, no two alike."""
@@ -111,8 +112,7 @@ def test_the_stated_shapes_are_those_of_a_forward_pass(monkeypatch):
 
 
 def test_the_drawing_has_the_names_of_the_parts():
-    stack = StackConfig(2, 2, 8, norm_placement="pre", final_norm=True)
-    net = EncoderDecoderTransformer(TransformerConfig(11, 8, encoder=stack, decoder=stack))
+    net = EncoderDecoderTransformer(replace(GPT, encoder=STACK))
     places = [str(place[-1]) for place, _ in nnx.iter_modules(net.bind(net.shapes)) if place]
     drawn = re.findall(r'class="name">([^<]+)<', (ROOT / "docs" / "architecture.svg").read_text("utf-8"))
     assert len(drawn) == 15

@@ -11,19 +11,18 @@ from dataclasses import replace
 import jax
 import numpy as np
 
-from jax_tformer.config import LoraConfig, StackConfig, TransformerConfig
-from jax_tformer.config.experiment import DecodingConfig, DistributedConfig, MeshConfig, OptimizerConfig
+from jax_tformer import DecodingConfig, LoraConfig, transformer
+from jax_tformer.config.experiment import DistributedConfig, MeshConfig, OptimizerConfig, TrainingConfig
 from jax_tformer.decoding import generate
-from jax_tformer.functional import transformer
-from jax_tformer.startup import compiler_options
 from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.prepare import prepare
 from jax_tformer.training.processes import joined
 from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh, parameter_shardings, place_batch
-from jax_tformer.training.step import init_state, state_shardings, train_step
+from tests import small_models
 
 ROWS, STEPS = 16, 10
-STACK = StackConfig(num_layers=2, num_heads=4, feedforward_width=32, norm_placement="pre", final_norm=True)
-BOTH = TransformerConfig(vocab_size=24, d_model=16, encoder=STACK, decoder=STACK)
+STACK = replace(small_models.STACK, num_heads=4)
+BOTH = replace(small_models.GPT, vocab_size=24, encoder=STACK, decoder=STACK)
 MODELS = {
     "encoder-decoder": BOTH,
     "decoder": replace(BOTH, encoder=None),
@@ -59,29 +58,16 @@ def draw_batch(config, generator, rows, length, source):
 
 def losses(model, mesh, accumulation, steps=STEPS):
     """Returns the losses of the first of ten steps, and the share of the largest parameter that one device holds."""
-    config = MODELS[model]
-    config = replace(config, compute=replace(config.compute, dtype="float64", parameter_dtype="float64"))
-    mesh, net = make_mesh(MeshConfig(**mesh), ROWS // accumulation), transformer(config)
-    tx = optimizer(OptimizerConfig(), STEPS)
-
-    def new():
-        return init_state(net, tx, jax.random.key(0))
-
-    shardings = state_shardings(mesh, tx, jax.eval_shape(new))
-    options = compiler_options("float64")
-    state = jax.jit(new, out_shardings=shardings, compiler_options=options)()
-    step = jax.jit(
-        train_step(net, tx, accumulation=accumulation),
-        donate_argnums=0,
-        out_shardings=(shardings, None),
-        compiler_options=options,
-    )
+    config = MODELS[model].with_dtype("float64")
+    mesh = make_mesh(MeshConfig(**mesh), ROWS // accumulation)
     length, generator, rows = 16 if model == "long rows" else 7, np.random.default_rng(0), local_rows(mesh, ROWS)
     drawn = (draw_batch(config, generator, ROWS, length, length) for _ in range(steps))
     batches, found = [{name: array[rows] for name, array in batch.items()} for batch in drawn], []
+    tx, training = optimizer(OptimizerConfig(), STEPS), TrainingConfig(batch_size=ROWS, accumulation=accumulation)
+    prepared = prepare(transformer(config), tx, mesh, training, abstract_batch(mesh, batches[0]))
+    step, state = prepared.step.compile(), prepared.first_state()
+    assert "reduce-scatter" not in step.as_text(), "gloo's is wrong for large arrays (docs/known-issues.md)"
     with jax.set_mesh(mesh):
-        step = step.lower(state, abstract_batch(mesh, batches[0])).compile()
-        assert "reduce-scatter" not in step.as_text(), "gloo's is wrong for large arrays (docs/known-issues.md)"
         for batch in batches:
             state, metrics = step(state, place_batch(mesh, batch))
             found.append(float(metrics.loss))
@@ -91,8 +77,8 @@ def losses(model, mesh, accumulation, steps=STEPS):
 
 def answers(model, mesh):
     """Returns what the model answers to four prompts in several ways, and the share of the cache on one device."""
-    config = MODELS[model]
-    net = transformer(replace(config, compute=replace(config.compute, dtype="float64", parameter_dtype="float64")))
+    config = MODELS[model].with_dtype("float64")
+    net = transformer(config)
     mesh = make_mesh(MeshConfig(**mesh))
     params = jax.jit(net.init, out_shardings=parameter_shardings(mesh, net.shapes))(jax.random.key(3))
     params = jax.tree.map(lambda leaf: 8 * leaf, params)

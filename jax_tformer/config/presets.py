@@ -19,6 +19,8 @@ from jax_tformer.config.experiment import (
 _GPT2_VOCABULARY = 50257
 _BERT_VOCABULARY = 30522
 _WMT_VOCABULARY = 37000
+# Queries, keys and values are products alone.
+_UNBIASED = StackConfig(query_bias=False, key_bias=False, value_bias=False)
 
 # "Transformers from Scratch" (the article): d_model 6, 2 heads, hidden 12, one layer, dropout 0.1, GPT-2 tokens.
 _ARTICLE_STACK = StackConfig(
@@ -35,25 +37,21 @@ _ARTICLE = TransformerConfig(
 )
 
 # The lecture gives neither width nor depth, and follows the paper "religiously". Its toy vocabulary has 10 ids.
-_LECTURE_STACK = StackConfig(
+_LECTURE_STACK = replace(
+    _UNBIASED,
     num_layers=6,
     num_heads=8,
     feedforward_width=4 * 512,
-    query_bias=False,
-    key_bias=False,
-    value_bias=False,
     positions="learned",
     max_positions=100,
 )
 
 # The paper's projections have no bias; its first implementation uses eps 1e-6.
-_VASWANI_STACK = StackConfig(
+_VASWANI_STACK = replace(
+    _UNBIASED,
     num_layers=6,
     num_heads=8,
     feedforward_width=2048,
-    query_bias=False,
-    key_bias=False,
-    value_bias=False,
     output_bias=False,
     norm_eps=1e-6,
     embedding_scale=True,
@@ -110,13 +108,11 @@ ARCHITECTURES: dict[str, TransformerConfig] = {
     "post-decoder-only": TransformerConfig(
         vocab_size=256,
         d_model=4,
-        decoder=StackConfig(
+        decoder=replace(
+            _UNBIASED,
             num_layers=2,
             num_heads=2,
             feedforward_width=16,
-            query_bias=False,
-            key_bias=False,
-            value_bias=False,
             norm_placement="pre",
             final_norm=True,
             positions="learned",
@@ -128,13 +124,11 @@ ARCHITECTURES: dict[str, TransformerConfig] = {
     "notebook-bert": TransformerConfig(
         vocab_size=_BERT_VOCABULARY,
         d_model=768,
-        encoder=StackConfig(
+        encoder=replace(
+            _UNBIASED,
             num_layers=1,
             num_heads=12,
             feedforward_width=4 * 768,
-            query_bias=False,
-            key_bias=False,
-            value_bias=False,
             activation="gelu_erf",
             positions="none",
         ),

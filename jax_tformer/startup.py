@@ -32,6 +32,8 @@ _CACHE_WARNING = re.compile(
     r"Error (reading|writing) persistent compilation cache entry for '([^']+)': (.*)", re.DOTALL
 )
 
+_CPU_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
+
 OPTIONS: dict[str, Options] = {
     # Overlaps the exchange of gradients between devices with computation. Not measured yet.
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True}
@@ -109,6 +111,7 @@ def set_up_jax(config: "TransformerConfig") -> None:
         warnings.filterwarnings("always", message=_CACHE_WARNING.pattern)
     if "float64" in (config.compute.dtype, config.compute.parameter_dtype):
         jax.config.update("jax_enable_x64", True)
+    _give_threads()
     _require_device()
 
 
@@ -166,6 +169,16 @@ class _CacheWarnings:
         if damaged not in self._told and sys.stderr is not None:
             self._told.add(damaged)
             print(f"compiled programs {told}", file=sys.stderr)
+
+
+def _give_threads() -> None:
+    """Gives several CPU devices of one process the threads to wait for each other in (docs/known-issues.md)."""
+    import jax
+
+    asked = _CPU_DEVICES.findall(os.environ.get("XLA_FLAGS", ""))
+    devices = max(jax.config.values["jax_num_cpu_devices"], *map(int, asked), 1)
+    if devices > 1:
+        os.environ.setdefault("PJRT_NPROC", str(max(4 * devices, os.cpu_count() or 1)))
 
 
 def _require_device() -> None:

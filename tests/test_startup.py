@@ -99,6 +99,24 @@ def test_a_platform_that_is_not_there(platforms, error, said, monkeypatch):
         startup.set_up_jax(EXPERIMENTS["dates"].config.model)
 
 
+@pytest.mark.parametrize(
+    ("flags", "before", "after"),
+    [
+        ("--xla_force_host_platform_device_count=100", None, "400"),
+        ("--xla_force_host_platform_device_count=100", "7", "7"),
+        ("--xla_force_host_platform_device_count=1", None, None),
+        ("", None, None),
+    ],
+)
+def test_cpu_devices_get_threads_to_wait_in(flags, before, after, monkeypatch):
+    monkeypatch.setenv("XLA_FLAGS", flags)
+    monkeypatch.setattr(os, "environ", {name: x for name, x in os.environ.items() if name != "PJRT_NPROC"})
+    if before:
+        os.environ["PJRT_NPROC"] = before
+    startup.set_up_jax(EXPERIMENTS["dates"].config.model)
+    assert os.environ.get("PJRT_NPROC") == after
+
+
 DAMAGED_CACHE = """
 import sys
 import warnings

@@ -5,6 +5,7 @@ import hashlib
 import json
 import os
 import re
+from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -195,7 +196,8 @@ class Tokenizer:
                 f"a word of {' '.join(texts)!r:.60} is not in the tokenizer's vocabulary; expected words of the text "
                 "that it was made from; leave it out, or train with the bytes tokenizer"
             ) from error
-        return [np.array(each.ids, np.int32) for each in found]
+        # numpy takes three times as long to read a list.
+        return [np.asarray(array("I", each.ids)).view(np.int32) for each in found]
 
     def encode_texts(self, texts: Iterable[memoryview], first: Sequence[int] = ()) -> np.ndarray:
         """Returns `first` and then the ids of a text (valid UTF-8), for each of the texts, `id_type`[N].

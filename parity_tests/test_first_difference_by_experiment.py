@@ -14,6 +14,7 @@ from parity import first_difference
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 GRID = np.arange(36.0).reshape(6, 6) / 7
+LABELS = np.array([-1, 3, 0, 2, -1, 4])
 MASK = np.where(np.arange(6) < np.array([[[4]], [[5]]]), 0.0, -1e9)
 NUMBERS = np.random.default_rng(3).standard_normal((6, 6))
 WEIGHTS = {
@@ -103,6 +104,19 @@ def dead(p, x, h):
     return normalise(p, h) @ p["down"].T
 
 
+def both_turned_there(m, x, h):
+    def turn(y):
+        return y * torch.tensor(GRID).cos() + y.flip(-1) * torch.tensor(GRID).sin()
+
+    return torch.softmax(turn(h) @ turn(x), -1) @ h
+
+
+def masked(p, x, h):
+    labels = jnp.asarray(LABELS)
+    mask = labels > 0
+    return jnp.tanh(h * mask)
+
+
 CASES = {
     "an activation more": (lambda p, x, h: jnp.exp(h), same, "ours applies exp here, theirs goes on as without it"),
     "an activation less": (same, lambda m, x, h: F.softplus(h), "theirs applies softplus here, ours goes on as"),
@@ -148,6 +162,21 @@ CASES = {
         lambda p, x, h: (jax.nn.softmax(h @ x.T + jnp.asarray(MASK)) @ h)[0],
         lambda m, x, h: (torch.softmax(h @ x.T + (m.positions(torch.arange(6)) + torch.tensor(MASK)), -1) @ h)[0],
         "theirs adds positions.weight here, ours goes on as without it",
+    ),
+    "a term less in a function that is called twice": (
+        lambda p, x, h: jax.nn.softmax((h * jnp.cos(GRID)) @ (x * jnp.cos(GRID)), -1) @ h,
+        both_turned_there,
+        "theirs adds the result of aten.mul here, ours goes on as without it",
+    ),
+    "a branch that is multiplied by zeros, behind which there is a bias": (
+        lambda p, x, h: x + ((h * jnp.zeros(6)) @ p["up"].T + p["bias"]),
+        lambda m, x, h: x + (h @ m.up.weight.T + m.norm.bias),
+        "ours multiplies by",
+    ),
+    "another comparison of whole numbers": (
+        masked,
+        lambda m, x, h: torch.tanh(h * (torch.tensor(LABELS) != -1)),
+        "ours reads `mask = labels > 0` where theirs reads",
     ),
     "the other sign": (
         lambda p, x, h: jnp.exp(x - h) * h,
@@ -361,3 +390,20 @@ def test_a_part_that_is_masked_is_not_taken_for_one_that_is_not():
 
     found = first_difference(partial(ours, attend), Module(attend_there), WEIGHTS, [NUMBERS], backward=False)
     assert found.kind == "only theirs masks here, ours does not", str(found)
+
+
+def test_rows_that_are_chosen_wrong_are_named_although_theirs_are_repeated_only_when_added():
+    class Chosen(Module):
+        def forward(self, x, ids):
+            both = torch.stack([x, self.up(x)]) * ids[..., None] + self.positions(torch.arange(6) % 5)[None]
+            return torch.tanh(self.down(both))
+
+    def chosen(p, x, ids):
+        rows = p["positions"][ids]
+        both = jnp.stack([x, x @ p["up"].T]) * ids[..., None] + rows
+        return jnp.tanh(both @ p["down"].T)
+
+    inputs = {"x": NUMBERS, "ids": np.tile([1, 1, 1, 1, 0, 0], (2, 1))}
+    found = first_difference(chosen, Chosen(same), WEIGHTS, inputs, backward=False)
+    assert found.ours.source.startswith("rows = "), str(found)
+    assert found.sure

@@ -76,10 +76,13 @@ class Experiments:
         value; None where it computes none."""
         return next((j for _, j in self._run_on(number, array, alone=False) if j is not None), None)
 
-    def goes_on(self, number: int, array: np.ndarray, *, alone: bool = False) -> "Agreement | None":
+    def goes_on(
+        self, number: int, array: np.ndarray, *, alone: bool = False, operand: int | None = None
+    ) -> "Agreement | None":
         """How far this side computes what the other does, with `array` in the place of a value; None where it does not
-        or parts again at once. If `alone`, what agrees stays as it is, whatever it is made of."""
-        run = list(self._run_on(number, array, alone))
+        or parts again at once. If `alone`, what agrees stays as it is, whatever it is made of. If the array is an
+        `operand` of the value, it takes its place wherever the program comes to that line again."""
+        run = list(self._run_on(number, array, alone, operand))
         known = [j for _, j in run if j is not None]
         if not known:
             return None
@@ -90,31 +93,42 @@ class Experiments:
         agreement = Agreement(returned, len(set(known)), known[0])
         return agreement if returned or agreement.agreeing >= _ENOUGH or (apart <= _APART and not ended) else None
 
-    def _run_on(self, number: int, array: np.ndarray, alone: bool) -> Iterator[tuple[int, int | None]]:
+    def _run_on(
+        self, number: int, array: np.ndarray, alone: bool, operand: int | None = None
+    ) -> Iterator[tuple[int, int | None]]:
         """What is computed anew, but for copies, each with its equal among what the other side computes alone."""
         changed = {number: array}
+        twins = {} if operand is None else dict.fromkeys(self._twins(number), operand)
         if number in self._returned.values():
             # The value itself counts where it is what is returned.
             yield number, self._met(number, array)
-        after = self._after(number, alone)
+        after = self._after({number, *twins}, alone)
         self.values.want(i for k in after for i in self.values.rows[k].inputs if self.is_small(i))
         for k in after:
             row = self.values.rows[k]
-            if row.again is None or changed.keys().isdisjoint(row.inputs) or not all(map(self.is_small, row.inputs)):
+            reads = k in twins or not changed.keys().isdisjoint(row.inputs)
+            if row.again is None or not reads or not all(map(self.is_small, row.inputs)):
                 continue
-            given = [changed[i] if i in changed else self.values.array(i) for i in row.inputs]
+            given: list[Any] = [changed[i] if i in changed else self.values.array(i) for i in row.inputs]
             # Numbers of another shape may not fit what follows.
             with suppress(Exception), np.errstate(all="ignore"):
-                changed[k] = np.asarray(row.again(given))
-            if k in changed and (k in self._returned.values() or not self.values.copies(k)):
+                changed[k] = _in_shape(given[twins[k]], row.shape)[0] if k in twins else np.asarray(row.again(given))
+            if k in changed and k not in twins and (k in self._returned.values() or not self.values.copies(k)):
                 yield k, self._met(k, changed[k])
 
     def is_small(self, number: int) -> bool:
         return math.prod(self.values.rows[number].shape) <= _LARGEST
 
-    def _after(self, number: int, alone: bool) -> list[int]:
-        """The values to be computed anew, in the order of execution."""
-        seen, rows = {number}, self.values.rows
+    def _twins(self, number: int) -> set[int]:
+        """The values without an equal that the same line makes, whenever the program comes to it again."""
+        rows, own = self.values.rows, self.values.rows[number]
+        reach = range(number + 1, min(number + REACH, len(rows)))
+        same = (k for k in reach if rows[k].place[:2] == own.place[:2] and rows[k].operation == own.operation)
+        return {k for k in same if k in self._live and k not in self.values.equal and not rows[k].backward}
+
+    def _after(self, given: set[int], alone: bool) -> list[int]:
+        """The values to be computed anew, in the order of execution, twins included."""
+        number, seen, rows = min(given), set(given), self.values.rows
         for k in range(number + 1, min(number + REACH, len(rows))):
             follows = k in self._live and not rows[k].backward and not seen.isdisjoint(rows[k].inputs)
             if follows and not (alone and k in self.values.equal):
@@ -192,7 +206,10 @@ def repaired(ours: Start, theirs: Start) -> tuple[int, int] | None:
             continue
         for j in theirs.near:
             there = other.array(j)
-            for moved in [] if there is None or other.copies(j) else layouts(here, there)[:_ORDERS]:
+            if there is None or other.copies(j):
+                continue
+            # Theirs may be repeated where it is added to others, as positions are.
+            for moved in layouts(here, there)[:_ORDERS] or _in_shape(there, here.shape):
                 if experiments.goes_on(i, moved) is not None:
                     proves = i not in values.outputs.values() or not _another_line(values, i, ours.number)
                     return (i, j) if proves else None
@@ -222,8 +239,9 @@ _Starts = Sequence[Start]
 def _left_out(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
     """This side does something, and the other goes on with what it is done to."""
     values, branches = experiments.values, dict(start.branches)
-    near = start.near[:_LEFT_OUT]
-    for k in (*near, *(k for k in branches if k not in near)):
+    # A product with zeros hides what it was made of, and the bias that is added to it agrees.
+    zeros = [k for k, row in enumerate(values.rows) if row.data and row.largest == 0 and not row.backward][:_LEFT_OUT]
+    for k in dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *zeros)):
         row = values.rows[k]
         if values.copies(k):
             continue
@@ -233,9 +251,10 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
             # A mask or a table may be repeated to the shape of what it is added to.
             if array is None or not 3 <= array.size <= most or (values.rows[i].data and array.size < most):
                 continue
-            for moved in _in_shape(array, row.shape):
-                if (agreement := experiments.goes_on(k, moved)) is not None:
-                    one = i in row.inputs
+            operand = row.inputs.index(i) if i in row.inputs else None
+            for moved, again in product(_in_shape(array, row.shape), dict.fromkeys((None, operand))):
+                if (agreement := experiments.goes_on(k, moved, operand=again)) is not None:
+                    one = operand is not None
                     does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                     said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
                     yield _Shown(said, k if one else start.number, i, agreement)
@@ -300,7 +319,8 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
 def _with_table(experiments: Experiments, i: int, j: int) -> Agreement | None:
     """How far this side goes on as the other does, if it reads a table of the other's in the place of its own."""
     here, there = experiments.values.array(i), experiments.other.array(j)
-    if here is None or there is None:
+    if here is None or there is None or (there.dtype == bool and here.dtype.kind in "iu"):
+        # A mask of numbers is not the numbers: what compares them gives the same mask for it, by chance.
         return None
     moved = with_axes_as(without_copies(here), without_copies(there))
     found = (experiments.goes_on(i, np.broadcast_to(each, here.shape).astype(here.dtype)) for each in moved)

@@ -137,7 +137,7 @@ CASES = {
         with_branch,
         "theirs adds `branch = torch.tanh(branch * 1.1 + 0.1)`",
     ),
-    "two branches less": (same, two_branches, "theirs computes `h = torch.tanh(m.up(m.norm(h))) + m.norm(h) + h` here"),
+    "two branches less": (same, two_branches, "theirs adds the result of aten.add here, ours goes on as without it"),
     "a table less, before another place at which both scale what they agree on": (
         lambda p, x, h: (jnp.tanh(x) / 3) @ normalise(p, h).T,
         lambda m, x, h: (torch.tanh(x) * 3**-0.5) @ (m.norm(h + m.positions(torch.arange(6))) * 3**-0.5).T,

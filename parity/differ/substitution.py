@@ -98,7 +98,7 @@ class Experiments:
     ) -> Iterator[tuple[int, int | None]]:
         """What is computed anew, but for copies, each with its equal among what the other side computes alone."""
         changed = {number: array}
-        twins = {} if operand is None else dict.fromkeys(self._twins(number), operand)
+        twins = {} if operand is None else dict.fromkeys(self._twins(number, operand), operand)
         if number in self._returned.values():
             # The value itself counts where it is what is returned.
             yield number, self._met(number, array)
@@ -119,12 +119,17 @@ class Experiments:
     def is_small(self, number: int) -> bool:
         return math.prod(self.values.rows[number].shape) <= _LARGEST
 
-    def _twins(self, number: int) -> set[int]:
-        """The values without an equal that the same line makes, whenever the program comes to it again."""
-        rows, own = self.values.rows, self.values.rows[number]
+    def _twins(self, number: int, operand: int) -> list[int]:
+        """The values without an equal that the same line makes of the same when the program comes to it again."""
+        rows = self.values.rows
+
+        def does(k: int) -> tuple[Any, ...]:
+            others = [rows[i].operation for n, i in enumerate(rows[k].inputs) if n != operand]
+            return rows[k].place[:2], rows[k].operation, others
+
         reach = range(number + 1, min(number + REACH, len(rows)))
-        same = (k for k in reach if rows[k].place[:2] == own.place[:2] and rows[k].operation == own.operation)
-        return {k for k in same if k in self._live and k not in self.values.equal and not rows[k].backward}
+        lacking = (k for k in reach if k in self._live and k not in self.values.equal and not rows[k].backward)
+        return [k for k in lacking if does(k) == does(number)]
 
     def _after(self, given: set[int], alone: bool) -> list[int]:
         """The values to be computed anew, in the order of execution, twins included."""

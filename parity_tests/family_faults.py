@@ -2,13 +2,12 @@
 
 from dataclasses import replace
 from functools import cache
-from unittest.mock import patch
 
 from torch import nn
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
-from parity_tests.faults import Fault, code_fault
-from torch_ref import attention, blocks, embedding, reference
+from parity_tests.faults import Fault, code_fault, reads
+from torch_ref import attention, blocks, embedding
 from twin.bridge import Pair
 from twin.cases import SWITCHES, VOCABULARY, weights_for
 
@@ -95,9 +94,7 @@ def otherwise(config, name, stack=None, **model):
     def plant():
         right = pair(config)
         decoder = replace(right.config.decoder, **(stack or {}))
-        wrong = reference(replace(right.config, decoder=decoder, **model)).eval()
-        wrong.load_state_dict(right.module.state_dict())
-        return patch.object(right, "module", wrong)
+        return reads(right, replace(right.config, decoder=decoder, **model))
 
     return Fault(name, plant)
 

@@ -3,7 +3,6 @@
 `generate` drives its own GPT-2 and, for every preset, the reference.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -22,15 +21,13 @@ from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
 from jax_tformer.training.step import forward
-from parity.gates.measure import Measured, compared, worst
+from parity.gates.measure import compared, worst
 from parity_tests.depth import deep
 from parity_tests.family_faults import GEMMA
 from parity_tests.generation import Hypothesis, drivable, huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES
 from twin.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
-
-Record = Callable[[str, Measured], None]
 
 CLEAR = 1e-6
 """Of two best logits nearer than this, rounding may choose."""
@@ -201,13 +198,17 @@ def test_tokens_of_the_reference(name, record):
     net, params = model_of(config, weights)
     model, prompts = drivable(config, weights), uneven_prompts(config)
     options = {"start_id": START} if config.encoder is not None else {}
-    # An end token that never comes, and one that does.
-    new = room(config)
-    free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=new, **options)
-    for end_id in (None, free[0][0].tokens[new // 2]):
-        record(name, greedy_of(net, params, model, prompts, end_id=end_id, **options))
-    for figure in beams_of(net, params, model, prompts, BEAMS[0], end_id=end_id, **options):
+    free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=room(config), **options)
+    for figure in searched(net, params, model, prompts, free, **options):
         record(name, figure)
+
+
+def searched(net, params, model, prompts, free, **options):
+    """Greedy and beams; `free` are the answers without an end token, in whose middle one is found that does come."""
+    given, end_id = (net, params, model, prompts), free[0][0].tokens[room(net.config) // 2]
+    yield greedy_of(*given, end_id=None, **options)
+    yield greedy_of(*given, end_id=end_id, **options)
+    yield from beams_of(*given, BEAMS[0], end_id=end_id, **options)
 
 
 def greedy_of(net, params, model, prompts, *, end_id, start_id=None, penalty=1.0, **options):

@@ -12,13 +12,13 @@ import torch
 from flax import traverse_util
 from transformers.pytorch_utils import Conv1D
 
-from jax_tformer import InputError
 from jax_tformer.cli import from_flax
 from jax_tformer.hub.flax_weights import load_flax
 from parity_tests.depth import deep
 from parity_tests.huggingface import Oracle, bytes_lost, config_json
 from parity_tests.oracles import ENTRIES
 from parity_tests.test_pretrained import opened, saved, stored
+from tests.refusals import refused
 
 ROOT = Path(__file__).parents[1]
 WITH_FLAX = ("gpt2", "bert", "roberta", "distilbert", "bart", "marian", "t5", "opt", "llama", "mistral", "gemma")
@@ -120,16 +120,15 @@ def test_damaged_files(content, message, tmp_path):
     (tmp_path / "flax/config.json").write_text(json.dumps(config))
     if content is not None:
         (tmp_path / "flax/flax_model.msgpack").write_bytes(content)
-    with pytest.raises(InputError, match=message) as error:
+    with refused(message):
         from_flax.main([str(tmp_path / "flax"), str(tmp_path / "out")])
-    assert "\n" not in str(error.value)
     assert not (tmp_path / "out").exists()
 
 
 def test_bad_folders(tmp_path):
-    with pytest.raises(InputError, match="is no folder"):
+    with refused("is no folder"):
         load_flax(tmp_path / "nowhere")
-    with pytest.raises(InputError, match="is there already"):
+    with refused("is there already"):
         from_flax.main([str(tmp_path), str(Path(__file__).parent)])
     (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
     for files, message in (
@@ -139,7 +138,7 @@ def test_bad_folders(tmp_path):
         ({"x": "x.msgpack"}, "x.msgpack does not exist"),
     ):
         (tmp_path / "flax_model.msgpack.index.json").write_text(json.dumps({"weight_map": files}))
-        with pytest.raises(InputError, match=message):
+        with refused(message):
             load_flax(tmp_path)
 
 

@@ -2,6 +2,7 @@
 
 import copy
 import json
+import re
 import warnings
 from dataclasses import replace
 from functools import cache
@@ -16,7 +17,6 @@ import torch
 from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import DropoutConfig, LoraConfig
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.adapters import load_adapters, save_adapters
@@ -29,6 +29,7 @@ from parity_tests.test_decoding import model_of as decoding_model
 from parity_tests.test_initialisation import drawn
 from parity_tests.test_weights import bytes_lost
 from parity_tests.training_pair import TrainingPair, same_path
+from tests.refusals import refused
 from torch_ref import layers, training
 from twin.bridge import Pair, identity
 from twin.cases import SWITCHES, Lengths, batch_for, weights_for
@@ -207,30 +208,28 @@ def test_every_damaged_or_strange_folder_is_refused_in_one_line(changes, damage,
         arrays = load_file(file)
         damage(arrays)
         save_file(arrays, file, metadata={"format": "pt"})
-    with pytest.raises(InputError) as error:
+    with refused(re.escape(said)):
         load(folder)
-    assert said in str(error.value)
-    assert "\n" not in str(error.value)
 
 
 def test_a_folder_for_another_model_or_without_its_files(folder):
     bart = model_of("bart")
-    with pytest.raises(InputError, match="does not hold adapters for this model: "):
+    with refused("does not hold adapters for this model: "):
         load_adapters(folder, bart.net, bart.params, architecture=bart.architecture)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
-    with pytest.raises(InputError, match=r"holds adapter_model\.bin .* safe_serialization=True"):
+    with refused(r"holds adapter_model\.bin .* safe_serialization=True"):
         load(folder)
     (folder / "adapter_config.json").unlink()
-    with pytest.raises(InputError, match=r"has no adapter_config\.json"):
+    with refused(r"has no adapter_config\.json"):
         load(folder)
 
 
 def test_adapters_that_are_not_there_are_not_saved(tmp_path):
     model = model_of("gpt2")
-    with pytest.raises(InputError, match="has no adapters to save"):
+    with refused("has no adapters to save"):
         save_adapters(tmp_path / "ours", model.net, model.params, architecture=model.architecture)
     net, params = model.adapted(SOME)
-    with pytest.raises(InputError, match=r"architecture is None, .* expected one of"):
+    with refused("architecture is None, .* expected one of"):
         save_adapters(tmp_path / "ours", net, params)
     assert not list(tmp_path.iterdir())
 

@@ -4,7 +4,6 @@ Gate 8 is in test_decoding.py; random architectures draw all of it too.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -42,7 +41,6 @@ from twin.cases import (
     windowed,
 )
 
-Record = Callable[..., None]
 LENGTHS = Lengths(batch=3, source=13, target=14)
 IMPLEMENTATIONS: tuple[AttentionImplementation, ...] = ("einsum", "blocks")
 
@@ -85,12 +83,6 @@ def test_gates_1_and_2_with_every_mask(name, record):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gates_1_and_2_with_each_kind_of_mask(name, record):
     held(name, pair(CONFIGS[name]), kinds(CONFIGS[name]), record)
-
-
-@pytest.fixture
-def short_blocks(monkeypatch):
-    """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
-    monkeypatch.setattr(fast, "block_length", lambda length: 4)
 
 
 @pytest.mark.usefixtures("short_blocks")

@@ -1,6 +1,5 @@
 """Gates 1 to 4: every preset, in every weight regime, without and with padding on either side."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -13,7 +12,6 @@ from parity_tests.depth import deep
 from twin.bridge import Pair, identity, known_zeros
 from twin.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
 
-Record = Callable[..., None]
 DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31
 """Of weights and batch, for one figure; the coarser the type, the more luck there is in one."""
 SINGLE = tuple(product(((0.02, 0.0), (0.2, 0.0), (0.02, OFF_CENTRE)), PADDINGS))

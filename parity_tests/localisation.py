@@ -8,6 +8,7 @@ import jax
 import numpy as np
 
 from parity import Difference, Weight, first_difference
+from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights, paths
 from parity_tests.known_places import OWN
 from parity_tests.other_pairs.faults import FAULTS
@@ -50,9 +51,8 @@ def asked(pair, converted=None):
 
 def weights_of(pair):
     """(the weight map of a pair, the module's floating tensors)."""
-    buffers = dict(pair.theirs.named_buffers())
-    named = dict(pair.theirs.named_parameters()) | buffers
-    tensors = {name: tensor.detach().numpy() for name, tensor in named.items() if tensor.is_floating_point()}
+    parameters, buffers = tensors_of(pair.theirs)
+    tensors = {name: x for name, x in (parameters | buffers).items() if np.issubdtype(x.dtype, np.floating)}
     return Weights(pair.weights, tensors, like=pair.like, optional=list(buffers)), tensors
 
 

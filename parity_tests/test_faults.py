@@ -63,7 +63,7 @@ from parity_tests.test_decoding import (
     stepwise,
     uneven_prompts,
 )
-from parity_tests.test_models import inputs, narrow_sample
+from parity_tests.test_models import inputs, narrow_sample, norms
 from parity_tests.test_strategies import SETTINGS, expected_pairs, processed, successive
 from parity_tests.test_training import batches
 from parity_tests.test_weights import bytes_lost, noise
@@ -396,7 +396,7 @@ def judge_accumulation():
         return {path: np.asarray(leaf) for path, leaf in flatten_dict(state.opt_state, sep=".").items()}
 
     truth = gradients(exact, jax.tree.map(lambda x: x.astype(jnp.float64), params), 1)
-    whole, scales = gradients(net, params, 1), {path: float(np.linalg.norm(array)) for path, array in truth.items()}
+    whole, scales = gradients(net, params, 1), norms(truth)
     return lambda: [
         quality("4 bfloat16 / allowed", [Sample(gradients(net, params, 128), whole, truth, scales)], BFLOAT16)
     ]

@@ -65,6 +65,9 @@ def changed(change):
     return lambda params, x: {name: change(array) for name, array in ours(params, x).items()}
 
 
+off = changed(lambda array: array * (1 + 1e-9))
+
+
 def with_outputs(**outputs):
     """Ours, with other outputs: factors, or functions."""
 
@@ -73,10 +76,6 @@ def with_outputs(**outputs):
         return found | {name: do(found[name]) if callable(do) else found[name] * do for name, do in outputs.items()}
 
     return function
-
-
-def off(params, x):
-    return {name: array * (1 + 1e-9) for name, array in ours(params, x).items()}
 
 
 def detached(params, x):

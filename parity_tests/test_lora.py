@@ -63,6 +63,13 @@ class Model(NamedTuple):
             model = copy.deepcopy(self.oracle.model)
             return peft.PeftModel.from_pretrained(model, folder, autocast_adapter_dtype=False)
 
+    def save(self, folder, net, params):
+        save_adapters(folder, net, params, architecture=self.architecture)
+
+    def load(self, folder):
+        """Ours with the adapters of a folder."""
+        return load_adapters(folder, self.net, self.params, architecture=self.architecture)
+
     def logits(self, net, params):
         return np.asarray(net.apply(params, *map(jnp.asarray, self.ids)))
 
@@ -126,14 +133,14 @@ CASES = {
 def test_peft_computes_the_same(name, lora, tmp_path, record):
     model = model_of(name)
     net, params = model.adapted(lora)
-    save_adapters(tmp_path / "ours", net, params, architecture=model.architecture)
+    model.save(tmp_path / "ours", net, params)
     theirs = model.opened(tmp_path / "ours")
     expected = model.their_logits(theirs)
     record("LoRA", same_logits(model, (net, params), expected))
     record("LoRA", same_logits(model, merge_lora(net, params), expected))
     assert np.abs(expected - model.logits(model.net, model.params)).max() > 0.01
 
-    again, more = load_adapters(tmp_path / "ours", model.net, model.params, architecture=model.architecture)
+    again, more = model.load(tmp_path / "ours")
     assert again.config.lora == lora
     bytes_lost(more, params).require()
 
@@ -141,7 +148,7 @@ def test_peft_computes_the_same(name, lora, tmp_path, record):
     theirs.save_pretrained(tmp_path / "theirs")
     written = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
     if not written["rank_pattern"]:
-        other = load_adapters(tmp_path / "theirs", model.net, model.params, architecture=model.architecture)
+        other = model.load(tmp_path / "theirs")
         record("LoRA", same_logits(model, other, expected))
 
 
@@ -155,17 +162,12 @@ def folder(tmp_path):
     return tmp_path / "theirs"
 
 
-def load(folder):
-    model = model_of("gpt2")
-    return load_adapters(folder, model.net, model.params, architecture=model.architecture)
-
-
 def test_a_folder_of_peft_comes_back_the_same(folder, tmp_path, record):
     model = model_of("gpt2")
-    net, params = load(folder)
+    net, params = model.load(folder)
     assert net.config.lora == LoraConfig(3, 6.0, ("query", "key", "value", "output", "down"))
     record("LoRA", same_logits(model, (net, params), model.their_logits(model.opened(folder))))
-    save_adapters(tmp_path / "ours", net, params, architecture=model.architecture)
+    model.save(tmp_path / "ours", net, params)
     bytes_lost(*(load_file(path / "adapter_model.safetensors") for path in (folder, tmp_path / "ours"))).require()
 
 
@@ -209,25 +211,24 @@ def test_every_damaged_or_strange_folder_is_refused_in_one_line(changes, damage,
         damage(arrays)
         save_file(arrays, file, metadata={"format": "pt"})
     with refused(re.escape(said)):
-        load(folder)
+        model_of("gpt2").load(folder)
 
 
 def test_a_folder_for_another_model_or_without_its_files(folder):
-    bart = model_of("bart")
     with refused("does not hold adapters for this model: "):
-        load_adapters(folder, bart.net, bart.params, architecture=bart.architecture)
+        model_of("bart").load(folder)
     (folder / "adapter_model.safetensors").rename(folder / "adapter_model.bin")
     with refused(r"holds adapter_model\.bin .* safe_serialization=True"):
-        load(folder)
+        model_of("gpt2").load(folder)
     (folder / "adapter_config.json").unlink()
     with refused(r"has no adapter_config\.json"):
-        load(folder)
+        model_of("gpt2").load(folder)
 
 
 def test_adapters_that_are_not_there_are_not_saved(tmp_path):
     model = model_of("gpt2")
     with refused("has no adapters to save"):
-        save_adapters(tmp_path / "ours", model.net, model.params, architecture=model.architecture)
+        model.save(tmp_path / "ours", model.net, model.params)
     net, params = model.adapted(SOME)
     with refused("architecture is None, .* expected one of"):
         save_adapters(tmp_path / "ours", net, params)

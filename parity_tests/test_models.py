@@ -30,6 +30,11 @@ def inputs(name, std, kind, count, offset=0.0):
         yield weights_for(config, std, seed, offset=offset), batch_for(config, kind, seed)
 
 
+def norms(tensors):
+    """What the errors of each are relative to."""
+    return {name: float(np.linalg.norm(tensor)) for name, tensor in tensors.items()}
+
+
 def narrow_sample(exact, narrow, weights, batch):
     """One batch in a narrow type beside the truth, both with weights that the narrow type holds exactly."""
     rounded = {key: array.astype(narrow.dtype).astype(np.float64) for key, array in weights.items()}
@@ -37,8 +42,7 @@ def narrow_sample(exact, narrow, weights, batch):
     narrow.load(rounded)
     truth, ours, theirs = exact.run_torch(batch), narrow.run_jax(batch), narrow.run_torch(batch)
     tensors = truth.activations | truth.gradients
-    scales = {tensor: float(np.linalg.norm(array)) for tensor, array in tensors.items()}
-    scales |= known_zeros(exact.config, truth.gradients)
+    scales = norms(tensors) | known_zeros(exact.config, truth.gradients)
     return Sample(ours.activations | ours.gradients, theirs.activations | theirs.gradients, tensors, scales)
 
 

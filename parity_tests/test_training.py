@@ -16,6 +16,7 @@ from jax_tformer.hub.names import slots
 from jax_tformer.model.parameters import kind_of as our_kind
 from jax_tformer.training.optimizer import learning_rate as our_rate
 from parity.gates.measure import compared, trajectory
+from parity_tests.depth import deep
 from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
 from torch_ref.layers import Dropout, inject
@@ -99,7 +100,7 @@ def test_gate_5_a_batch_without_labels():
     figure.require()
 
 
-@pytest.mark.parametrize("length", [100, pytest.param(300, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("length", [100, deep(300)])
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_gate_6_trajectory(name, length, record):
     """100 steps, or 300: in float64 the same to 1e-12, parameters too; in float32 as near to that as PyTorch stays.
@@ -128,14 +129,7 @@ def test_gate_6_trajectory(name, length, record):
     record(name, trajectory("6 trajectory / allowed", *map(np.stack, zip(*losses, strict=True))))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vaswani-base",
-        "gpt2",
-        *(pytest.param(n, marks=pytest.mark.deep) for n in ("bert-base", "switches-encoder-decoder")),
-    ],
-)
+@pytest.mark.parametrize("name", ["vaswani-base", "gpt2", deep("bert-base"), deep("switches-encoder-decoder")])
 def test_gate_7_dropout(name, record):
     """All rates on; PyTorch drops what JAX dropped: gates 1, 2 and 5 hold as they do without."""
     config = replace(TRAINABLE[name], dropout=DROPOUT)

@@ -45,7 +45,9 @@ BEAMS = [
 ]
 
 
-def model_of(config, weights):
+def model_of(config, weights=None):
+    """(ours, its parameters), in float64; of random weights, if none are given."""
+    weights = weights_for(config, 0.2) if weights is None else weights
     net = transformer(config.with_dtype("float64"))
     return net, jax.device_put(from_reference(weights, net.shapes))
 
@@ -145,7 +147,7 @@ def stepwise(net, *read, **options):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
-    net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
+    net, params = model_of(CONFIGS[name])
     read = Reader(net)
     for padding in PADDINGS:
         # Kernels as they are, which are other programs, where the program is another one anyway.
@@ -166,7 +168,7 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
 def test_windows_and_prefixes_from_a_cache(name, kind, record):
     """In pieces, step by step, and at once."""
     config = (CONFIGS | WINDOWED | {"layers by turns": GEMMA})[name]
-    net, params = model_of(config, weights_for(config, 0.2))
+    net, params = model_of(config)
     batch = batch_for(config, kind)
     read, everything = Reader(net), batch["labels"].shape[1]
     for first, then in ((4 if "prefix" in kind else 1, (3,)), (everything, ())):
@@ -176,7 +178,7 @@ def test_windows_and_prefixes_from_a_cache(name, kind, record):
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_single_row(name, record):
     """The products of a single row are other programs."""
-    net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
+    net, params = model_of(CONFIGS[name])
     batch = {key: array[:1] for key, array in batch_for(CONFIGS[name], "none").items()}
     record(name, of_cache(*stepwise(net, params, batch, first=1)))
 
@@ -184,7 +186,7 @@ def test_a_single_row(name, record):
 @pytest.mark.parametrize("name", ["switches-decoder-only", "switches-encoder-decoder"])
 def test_far_from_the_start(name, record):
     """Rotation and sinusoids at positions beyond 500, most of them read at once."""
-    net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
+    net, params = model_of(CONFIGS[name])
     batch = batch_for(CONFIGS[name], "left", lengths=Lengths(batch=2, source=520, target=520))
     ours, full = stepwise(net, params, batch, first=512)
     record(f"{name}, 520 positions", of_cache(ours[:, -8:], full[:, -8:]))

@@ -259,7 +259,7 @@ def cached(net, params, batch):
 
 def judge_gemma():
     batch = batch_for(GEMMA, "left prefix", lengths=MASKED_LENGTHS)
-    return lambda: [cached(*model_of(GEMMA, weights_for(GEMMA, 0.2)), batch)]
+    return lambda: [cached(*model_of(GEMMA), batch)]
 
 
 def judge_choice(settings):

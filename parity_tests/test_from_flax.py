@@ -26,6 +26,9 @@ WITH_FLAX = ("gpt2", "bert", "roberta", "distilbert", "bart", "marian", "t5", "o
 NAMES = [name for name in ENTRIES if name.split()[0] in WITH_FLAX]
 FIRST = ("gpt2", "bert masked", "bart")
 
+WEIGHTS = {(torch.nn.Linear, Conv1D): "kernel", torch.nn.Embedding: "embedding", torch.nn.LayerNorm: "scale"}
+"""What Flax calls the weight of modules of these classes."""
+
 
 def flax_tree(oracle):
     """The model's parameters as they were in Flax: by module, kernels transposed, tied arrays once."""
@@ -34,12 +37,10 @@ def flax_tree(oracle):
     for name, tensor in oracle.kept().items():
         module, _, leaf = name.rpartition(".")
         array = tensor.detach().numpy()
-        if leaf == "weight" and isinstance(modules[module], torch.nn.Linear | Conv1D):
-            leaf, array = "kernel", np.ascontiguousarray(array.T)
-        elif leaf == "weight" and isinstance(modules[module], torch.nn.Embedding):
-            leaf = "embedding"
-        elif leaf == "weight" and isinstance(modules[module], torch.nn.LayerNorm):
-            leaf = "scale"
+        if leaf == "weight":
+            leaf = next((name for kinds, name in WEIGHTS.items() if isinstance(modules[module], kinds)), leaf)
+        if leaf == "kernel":
+            array = np.ascontiguousarray(array.T)
         flat[(*module.split("."), leaf) if module else (leaf,)] = array
     return traverse_util.unflatten_dict(flat)
 

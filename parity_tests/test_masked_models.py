@@ -218,7 +218,7 @@ PACKED = [
 @pytest.mark.parametrize(("kind", "positions"), first(product(KINDS, get_args(Positions)), *PACKED))
 def test_texts_in_one_row_are_as_each_alone(kind, positions):
     config = model_of_texts(kind, positions)
-    net, params = model_of(config, weights_for(config, 0.2))
+    net, params = model_of(config)
     rng, lengths = np.random.default_rng(0), {"source": (4, 5), "target": (5, 3), "tokens": (5, 4)}
     sides = ["source", "target"] if kind == "encoder-decoder" else ["tokens"]
     alone = [{side: rng.integers(0, VOCABULARY, (2, lengths[side][text])) for side in sides} for text in (0, 1)]

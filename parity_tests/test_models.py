@@ -100,13 +100,9 @@ def test_gates_1_and_2_at_full_size(name, record):
 @pytest.mark.parametrize("name", ["gpt2", "switches-decoder-only", "switches-encoder-decoder"])
 def test_gates_1_and_2_over_several_blocks(name, padding, record):
     """Attention in blocks of queries, of which the last is shorter (see `attend_in_rows` in model/fast.py)."""
+    stacks = CONFIGS[name].stacks.items()
     config = replace(
-        CONFIGS[name],
-        **{
-            side: replace(stack, max_positions=150)
-            for side in ("encoder", "decoder")
-            if (stack := getattr(CONFIGS[name], side)) and stack.max_positions
-        },
+        CONFIGS[name], **{side: replace(stack, max_positions=150) for side, stack in stacks if stack.max_positions}
     )
     models = Pair(config, weights_for(config, 0.2))
     batch = batch_for(config, padding, lengths=Lengths(3, 140, 150))

@@ -75,7 +75,7 @@ def test_gates_1_and_2(record):
 
 def gate_8():
     """The decoder's logits token by token, from a cache, and at once; compiled anew."""
-    net, params = model_of(PAIRS, weights_for(PAIRS, 0.2))
+    net, params = model_of(PAIRS)
     return of_cache(*stepwise(net, params, batch_for(PAIRS, "left", lengths=LENGTHS), first=3))
 
 

@@ -19,9 +19,9 @@ import torch
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.model.attention import Attention, attend
-from jax_tformer.model.embedding import angles, sinusoidal
+from jax_tformer.model.embedding import angles
 from jax_tformer.model.layers import Norm
-from jax_tformer.model.masks import Mask, position_ids
+from jax_tformer.model.masks import Mask
 from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.documents import (
     ATTENTION_OUTPUT,
@@ -40,6 +40,7 @@ from parity_tests.documents import (
     WEIGHTS,
     assert_prints,
 )
+from parity_tests.test_errata import position_table
 from torch_ref import embedding
 from torch_ref.masks import visible
 
@@ -74,10 +75,7 @@ def test_position_denominators():
 
 
 def test_position_table():
-    ours = sinusoidal(
-        position_ids(jnp.zeros((1, 10), int), None), 6, interleaved=True, base=10000.0, dtype=jnp.dtype("float64")
-    )
-    assert_prints(ours[0], POSITIONS)
+    assert_prints(position_table(10, 6), POSITIONS)
     assert_prints(embedding.sinusoidal(torch.arange(10.0)[None].double(), 6, 10000.0, interleaved=True)[0], POSITIONS)
 
 

@@ -102,7 +102,7 @@ def expected_pairs():
 
 def successive(expected):
     """3,000 draws of two tokens, with whatever fault is planted; counted in 4 x 4 groups of tokens by their ids."""
-    net, params = model_of(CONFIGS["gpt2"], weights_for(CONFIGS["gpt2"], 0.2))
+    net, params = model_of(CONFIGS["gpt2"])
     decoding = DecodingConfig(2, temperature=1.0, num_return_sequences=3000)
     [drawn] = generate(net, params, [PROMPT], decoding).tokens
     counts = np.zeros((4, 4))

@@ -254,8 +254,8 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
     assert start is not None
     values, row = start.values, start.row
     met: list[int] = []
-    said, sure = None, True
-    if stage == "backward":
+    said, sure = None, stage != "backward"
+    if not sure:
         said = f"{values.side} hands a gradient back here, {other.side} does not"
         met = [] if row.forward is None else values.equal.get(row.forward, [])
         met = met or [j for i in anchors(start) for j in values.equal[i]]
@@ -266,9 +266,9 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
         handed = {row.forward for row in values.rows if row.backward}
         cut = [
             k
-            for k in _cuts(other, around)
-            for stopped in [other.rows[k].inputs]
-            if any(other.rows[i].kind == "parameter" for i in stopped) or not handed.isdisjoint(other.equals(stopped))
+            for k, i in _stopped(other)
+            if not around.isdisjoint((k, i))
+            and (other.rows[i].kind == "parameter" or not handed.isdisjoint(other.equal.get(i, ())))
         ]
         site = other.site((cut or _operations(other, met))[0])
         if cut:
@@ -309,17 +309,30 @@ def _around(values: Values, numbers: Sequence[int]) -> set[int]:
     return around
 
 
-def _cuts(values: Values, around: Collection[int]) -> list[int]:
-    """Where a gradient is stopped: among these values or next after them, the last first.
+def _stopped(values: Values) -> list[tuple[int, int]]:
+    """(where a gradient is stopped, that of what), the last first.
 
     What autograd saves is detached as well; nothing on the way forward is made of that.
     """
     read = {k for row in values.rows if not row.backward for k in row.inputs}
-    return [
-        k
-        for k, row in reversed(list(enumerate(values.rows)))
-        if re.search("stop_grad|detach", row.operation) and k in read and not {k, *row.inputs}.isdisjoint(around)
-    ]
+    stops = [k for k in read if re.search("stop_grad|detach", values.rows[k].operation)]
+    return [(k, i) for k in sorted(stops, reverse=True) for i in values.rows[k].inputs]
+
+
+def stopped_alone(values: Values, other: Values) -> tuple[int, int] | None:
+    """(where this side alone stops a gradient, the equal of that to which the other one hands what this side has
+    nowhere), the last first."""
+    handed = {row.forward for n, row in enumerate(other.rows) if row.features is not None and n not in other.equal}
+    both = {j for _, j in _stopped(other)}
+    for k, i in _stopped(values):
+        equal = values.equal.get(i, [])
+        added = list(equal)
+        for j in added:
+            # A sum hands on what it is handed: nothing is computed for it.
+            added += other.rows[j].inputs if "add" in other.rows[j].operation or other.copies(j) else ()
+        if both.isdisjoint(equal) and not handed.isdisjoint(added):
+            return k, equal[0]
+    return None
 
 
 def _operations(values: Values, numbers: Sequence[int]) -> list[int]:

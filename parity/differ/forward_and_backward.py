@@ -6,10 +6,10 @@ from dataclasses import replace
 import numpy as np
 
 from parity.differ.answer import Difference
-from parity.differ.explanation import counted, explain, explain_outputs
+from parity.differ.explanation import counted, explain, explain_outputs, stopped_alone
 from parity.differ.torch_values import GRADIENT
 from parity.differ.traced_sides import Sides
-from parity.differ.values import STACK
+from parity.differ.values import STACK, Values
 from parity.differ.weights import error_of
 
 
@@ -95,4 +95,17 @@ def _backward(sides: Sides, name: str) -> Difference:
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
     about = tuple(said), sides.held_by, name, sides.accepted
     answer = explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, *about)
+    if not answer.sure:
+        answer = _where_one_stops(ours, theirs, answer)
     return replace(answer, trained_alone=alone)
+
+
+def _where_one_stops(ours: Values, theirs: Values, answer: Difference) -> Difference:
+    """The place where one side alone stops a gradient; else the answer as it is."""
+    for one, other in ((ours, theirs), (theirs, ours)):
+        if stopped := stopped_alone(one, other):
+            said = f"{other.side} hands a gradient back here, {one.side} does not: it is detached"
+            places = one.site(stopped[0]), other.made(stopped[1])
+            here, there = places if one is ours else places[::-1]
+            return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=True, confirmed=True)
+    return answer

@@ -2,7 +2,7 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
@@ -59,7 +59,7 @@ def weights_of(pair):
 def judged(difference, fault, found):
     """Whether the places that were named, on both sides, are those of the fault."""
     if fault.side == "weights":
-        rows: list[Any] = [pair for path, pair in found.pair.weights.items() if path in fault.converted]
+        rows = [pair for path, pair in found.pair.weights.items() if path in fault.converted]
         names = [row.name if isinstance(row, Weight) else row if isinstance(row, str) else row[0] for row in rows]
         # Of layers that are stacked, how all names end.
         ends = [name.rpartition("{layer}")[2] for name in names]

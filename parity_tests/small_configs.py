@@ -3,7 +3,6 @@
 from dataclasses import replace
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from parity.gates.pair import Tensors
 from parity_tests.mask_faults import PAIR, TEXT
 from twin.cases import VOCABULARY, Lengths, batch_for
 
@@ -37,7 +36,7 @@ MASKED = {
 positions begin: it is relative."""
 
 
-def of_one_length() -> Tensors:
+def of_one_length():
     """For TWO_STACKS: swapped cross-attention is then no mere error of shapes. With the id that padding_idx names."""
     batch = batch_for(TWO_STACKS, "right", lengths=Lengths(source=9, target=9))
     batch["target"][0, 3] = 0

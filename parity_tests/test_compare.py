@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from jax_tformer.config import DropoutConfig
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.terminal import Interruption, run_program
 from parity import Difference
 from twin import compare, side_by_side
@@ -286,8 +287,6 @@ def test_truth_where_it_is_affordable(options, parameters, needed):
 def test_batches_are_those_of_a_training():
     plan = read_plan(["dates", *TINY])
     batches = Batches(plan.experiment, 3)
-    from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
-
     tokenizer = build_tokenizer_for(plan.experiment.data)
     training = dataclasses.replace(plan.experiment.training, seed=5)
     trained_on = build_pipeline(plan.experiment.data, training, tokenizer).train_iterator()

@@ -1,7 +1,6 @@
 """Low-rank adapters against those of PEFT: forward passes, folders both ways, training, and what must be refused."""
 
 import copy
-import json
 import re
 import warnings
 from dataclasses import replace
@@ -18,6 +17,7 @@ from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import DropoutConfig, LoraConfig
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
+from jax_tformer.files import read_json, write_json
 from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.adapters import load_adapters, save_adapters
 from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters
@@ -146,7 +146,7 @@ def test_peft_computes_the_same(name, lora, tmp_path, record):
 
     # What PEFT writes is laid out otherwise where modules are fused, and computes the same.
     theirs.save_pretrained(tmp_path / "theirs")
-    written = json.loads((tmp_path / "theirs" / "adapter_config.json").read_text())
+    written = read_json(tmp_path / "theirs" / "adapter_config.json")
     if not written["rank_pattern"]:
         other = model.load(tmp_path / "theirs")
         record("LoRA", same_logits(model, other, expected))
@@ -205,7 +205,7 @@ STRANGE = "base_model.model.lm_head.lora_A.weight"
 )
 def test_every_damaged_or_strange_folder_is_refused_in_one_line(changes, damage, said, folder):
     config, file = folder / "adapter_config.json", folder / "adapter_model.safetensors"
-    config.write_text(json.dumps(json.loads(config.read_text()) | changes))
+    write_json(config, read_json(config) | changes)
     if damage is not None:
         arrays = load_file(file)
         damage(arrays)

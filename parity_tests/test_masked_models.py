@@ -15,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_tformer.config import AttentionImplementation, ComputeConfig, Positions, StackConfig, TransformerConfig
+from jax_tformer.config import ComputeConfig, Positions, StackConfig, TransformerConfig
 from jax_tformer.model import fast
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
@@ -42,7 +42,7 @@ from twin.cases import (
 )
 
 LENGTHS = Lengths(batch=3, source=13, target=14)
-IMPLEMENTATIONS: tuple[AttentionImplementation, ...] = ("einsum", "blocks")
+IMPLEMENTATIONS = ("einsum", "blocks")
 
 
 def first(values, *quick):

@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -51,7 +50,7 @@ def test_the_figures_stand_in_the_documents():
     """The literals of documents.py, in one piece and in their order."""
     if not DOCUMENTS.is_dir():
         pytest.skip("needs ../shared/sources")
-    copied: dict[str, list[Any]] = {
+    copied = {
         "000": [DENOMINATORS, POSITIONS, NORMALISED],
         "001": [DENOMINATORS, POSITIONS, ATTENTION_OUTPUT, NORMALISED_SUM, NORMALISED],
         "002": [QUERY, KEYS, VALUES, SCORES, WEIGHTS, OUTPUT],

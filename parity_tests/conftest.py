@@ -4,6 +4,7 @@ import jax
 import pytest
 import torch
 
+from jax_tformer.model import fast
 from twin.bridge import where_they_part
 
 TOLERANCES = {"softmax_1e-2": "softmax, 1e-2", "logits_1e-4": "logits, 1e-4", "logits_1e-5": "logits, 1e-5"}
@@ -21,6 +22,12 @@ def exact_arithmetic():
     """float64 on, and products in full precision on every platform."""
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         yield
+
+
+@pytest.fixture
+def short_blocks(monkeypatch):
+    """Attention in blocks of 4 queries: short sequences would otherwise fit into one block."""
+    monkeypatch.setattr(fast, "block_length", lambda length: 4)
 
 
 @pytest.fixture
@@ -50,6 +57,12 @@ def report(parity):
         parity.fault(fault, measured, planted, **missed)
 
     return note
+
+
+@pytest.fixture
+def single_precision():
+    """float64 is on where a program asks for it: as in a new process."""
+    jax.config.update("jax_enable_x64", False)
 
 
 @pytest.fixture

@@ -1,14 +1,13 @@
 """Faults of what single families of Hugging Face models have: kinds of layers by turns, caps, norms, rotation."""
 
 from dataclasses import replace
-from functools import cache
-from unittest.mock import patch
+from functools import cache, partial
 
 from torch import nn
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
-from parity_tests.faults import Fault, code_fault
-from torch_ref import attention, blocks, embedding, reference
+from parity_tests.faults import Fault, code_fault, reads
+from torch_ref import attention, blocks, embedding
 from twin.bridge import Pair
 from twin.cases import SWITCHES, VOCABULARY, weights_for
 
@@ -95,9 +94,7 @@ def otherwise(config, name, stack=None, **model):
     def plant():
         right = pair(config)
         decoder = replace(right.config.decoder, **(stack or {}))
-        wrong = reference(replace(right.config, decoder=decoder, **model)).eval()
-        wrong.load_state_dict(right.module.state_dict())
-        return patch.object(right, "module", wrong)
+        return reads(right, replace(right.config, decoder=decoder, **model))
 
     return Fault(name, plant)
 
@@ -170,33 +167,34 @@ def cross_uncapped(right):
 
 
 _FEEDFORWARD, _CROSS = "feedforward_output_norm", "cross_attention_output_norm"
+in_gemma, in_neox, in_bounded = (partial(otherwise, config) for config in (GEMMA, NEOX, BOUNDED))
 FAULTS = {
     GEMMA: (
-        otherwise(GEMMA, "windows: the pattern begins a layer late", {"window_layers": (False, True)}),
-        otherwise(GEMMA, "windows: in all layers", {"window_layers": None}),
-        otherwise(GEMMA, "rotary: one base for all layers", _rotary(window_base=None)),
-        otherwise(GEMMA, "rotary: base of the layers with a window in the others", {"position_base": 100.0}),
-        otherwise(GEMMA, "rotary: long waves not stretched", _rotary(factor=1.0)),
-        otherwise(GEMMA, "rotary: frequencies between not mixed", _rotary(low_frequency_factor=1.99)),
-        otherwise(GEMMA, "scores: scaled by the head's width", {"attention_scale": "head_width"}),
-        otherwise(GEMMA, "scores: not capped", {"score_cap": None}),
-        otherwise(GEMMA, "logits: not capped", logit_cap=None),
-        otherwise(GEMMA, "norm: offset of the scale forgotten", {"norm_unit_offset": False}),
+        in_gemma("windows: the pattern begins a layer late", {"window_layers": (False, True)}),
+        in_gemma("windows: in all layers", {"window_layers": None}),
+        in_gemma("rotary: one base for all layers", _rotary(window_base=None)),
+        in_gemma("rotary: base of the layers with a window in the others", {"position_base": 100.0}),
+        in_gemma("rotary: long waves not stretched", _rotary(factor=1.0)),
+        in_gemma("rotary: frequencies between not mixed", _rotary(low_frequency_factor=1.99)),
+        in_gemma("scores: scaled by the head's width", {"attention_scale": "head_width"}),
+        in_gemma("scores: not capped", {"score_cap": None}),
+        in_gemma("logits: not capped", logit_cap=None),
+        in_gemma("norm: offset of the scale forgotten", {"norm_unit_offset": False}),
         code_fault("rotary: scaled in layers with the window too", attention, "rotary_angles", scaled_everywhere),
         code_fault("sandwich: feed-forward's output not normalised", blocks.Block, "forward", without(_FEEDFORWARD)),
         code_fault("queries and keys not normalised", attention.Norm, "forward", heads_as_they_are),
         code_fault("scores: capped twice", attention, "soft_cap", cap_twice),
     ),
     NEOX: (
-        otherwise(NEOX, "parallel: the feed-forward reads the sum", {"parallel": False}),
+        in_neox("parallel: the feed-forward reads the sum", {"parallel": False}),
         code_fault("rotary: the last columns turn", attention, "rotate", last_columns_turned),
         code_fault("parallel: one norm for both branches", blocks.Block, "_before", summed_in_parallel),
     ),
     BOUNDED: (
-        otherwise(BOUNDED, "scores: scaled by the head's width, not 0.12", {"attention_scale": "head_width"}),
-        otherwise(BOUNDED, "rotary: all columns turn, not half", {"rotary": RotaryConfig()}),
-        otherwise(BOUNDED, "ReLU not squared", {"activation": "relu"}),
-        otherwise(BOUNDED, "logits: bounded by tanh, not by a root", logit_cap_form="tanh"),
+        in_bounded("scores: scaled by the head's width, not 0.12", {"attention_scale": "head_width"}),
+        in_bounded("rotary: all columns turn, not half", {"rotary": RotaryConfig()}),
+        in_bounded("ReLU not squared", {"activation": "relu"}),
+        in_bounded("logits: bounded by tanh, not by a root", logit_cap_form="tanh"),
         code_fault("queries and keys without a scale not normalised", attention.Norm, "forward", heads_as_they_are),
     ),
     CROSSED: (

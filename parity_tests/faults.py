@@ -5,7 +5,7 @@ its functions; library_faults.py has those of arithmetic.
 """
 
 from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from torch_ref import attention, blocks, heads, training, transformer
+from torch_ref import attention, blocks, heads, reference, training, transformer
 from torch_ref.layers import Dropout
 
 
@@ -30,7 +30,7 @@ class Fault(NamedTuple):
 
 def config_fault(name, **changes):
     """The reference reads a config that differs from ours."""
-    return Fault(name, contextmanager(lambda: iter([None])), changes)
+    return Fault(name, nullcontext, changes)
 
 
 def code_fault(name, owner, attribute, wrong):
@@ -43,13 +43,19 @@ def call_fault(name, owner, attribute, wrong):
     return code_fault(name, owner, attribute, lambda right: lambda *args, **given: wrong(right, *args, **given))
 
 
-def faulty(config, changes):
-    """`config` with these fields of all its stacks changed."""
+def reads(pair, config):
+    """While this is on, the pair's reference reads this config; its weights are what they were."""
+    module = reference(config).eval()
+    module.load_state_dict(pair.module.state_dict())
+    return patch.object(pair, "module", module)
 
-    def stack(old):
-        return None if old is None else replace(old, **changes)
 
-    return replace(config, encoder=stack(config.encoder), decoder=stack(config.decoder))
+def planted_in(pair, fault):
+    """The context of a fault in this pair, also of one that changes the config of the reference."""
+    if not fault.changes:
+        return fault.plant()
+    stacks = {side: replace(stack, **fault.changes) for side, stack in pair.config.stacks.items()}
+    return reads(pair, replace(pair.config, **stacks))
 
 
 # Of the model, in the reference.

@@ -28,14 +28,12 @@ class Hypothesis:
     """Of greedy search: how clear each of the tokens was, the best logit less the second, after penalties."""
 
 
-def huggingface_generate(
-    model,
-    prompts,
-    *,
-    end_id,
-    start_id=None,
-    **settings,
-):
+def as_tuples(value):
+    """A setting of `generate` as our config has it."""
+    return tuple(map(as_tuples, value)) if isinstance(value, list) else value
+
+
+def huggingface_generate(model, prompts, *, end_id, start_id=None, **settings):
     """For each prompt (source of an encoder-decoder, which begins with `start_id`) its num_return_sequences answers.
 
     Prompts may differ in length. `settings` are those of `generate`; without `max_new_tokens` it stops at 20 tokens,
@@ -115,14 +113,7 @@ class _Drivable(PreTrainedModel, GenerationMixin):
     def get_encoder(self, *_):
         return self.sources
 
-    def forward(
-        self,
-        input_ids=None,
-        attention_mask=None,
-        decoder_input_ids=None,
-        encoder_outputs=None,
-        **_,
-    ):
+    def forward(self, input_ids=None, attention_mask=None, decoder_input_ids=None, encoder_outputs=None, **_):
         """Of an encoder-decoder the mask is that of the sources."""
         mask = None if attention_mask is None else attention_mask.bool()
         if encoder_outputs is None:

@@ -18,6 +18,8 @@ from torch_ref.training import cross_entropy
 from twin.bridge import Pair
 from twin.cases import batch_for
 
+MASKS = {"tokens": "mask", "source": "source_mask", "target": "target_mask"}
+
 
 class Oracle:
     """A Hugging Face model of one class and type, with the interface of `bridge.Pair`."""
@@ -170,11 +172,10 @@ def _told_positions(model, tables, arrays):
 
         return hook
 
-    masks = {"tokens": "mask", "source": "source_mask", "target": "target_mask"}
     handles = [
-        model.get_submodule(table).register_forward_hook(tell(position_ids(arrays[name], arrays[masks[name]])))
+        model.get_submodule(table).register_forward_hook(tell(position_ids(arrays[name], arrays[MASKS[name]])))
         for name, table in tables.items()
-        if masks[name] in arrays
+        if MASKS[name] in arrays
     ]
     try:
         yield
@@ -190,8 +191,7 @@ def config_json(model):
 
 def masked(batch):
     """The batch with its masks, all true where it has none: JAX then compiles one function and not two."""
-    names = {"tokens": "mask", "source": "source_mask", "target": "target_mask"}
-    return {mask: np.ones(batch[name].shape, bool) for name, mask in names.items() if name in batch} | batch
+    return {mask: np.ones(batch[name].shape, bool) for name, mask in MASKS.items() if name in batch} | batch
 
 
 def comparable(config, batch, activations):

@@ -1,21 +1,19 @@
 """Where the faults that the suite plants are: those that one forward and backward pass of a model can see."""
 
 from collections.abc import Callable
-from contextlib import ExitStack, nullcontext
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
-from unittest.mock import patch
 
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import DropoutConfig
 from parity import Difference
 from parity.differ.first_difference import difference_of
 from parity_tests import faults, library_faults, mask_faults, quiet_faults, random_faults
-from parity_tests.faults import faulty
-from parity_tests.small_configs import TWO_STACKS, of_one_length
-from torch_ref import reference
+from parity_tests.faults import planted_in
+from parity_tests.small_configs import MASKED, TWO_STACKS, of_one_length
 from twin.bridge import Pair
-from twin.cases import CONFIGS, VOCABULARY, Lengths, batch_for, weights_for
+from twin.cases import CONFIGS, Lengths, batch_for, weights_for
 
 
 class OwnFault(NamedTuple):
@@ -37,18 +35,11 @@ class OwnFault(NamedTuple):
     """In which it has to show, where that is asked."""
 
 
-_WINDOWED = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved", window=5)
-_TEXT = TransformerConfig(vocab_size=VOCABULARY, d_model=8, decoder=_WINDOWED)
-_PAIR = replace(_TEXT, encoder=replace(_WINDOWED, window=4))
 _DROPS = replace(TWO_STACKS, dropout=DropoutConfig(0.1, 0.1, 0.1, 0.1))
 _GROUPED = replace(CONFIGS["switches-decoder-only"], tied_head=True)
-
-
-_MASKED = Lengths(batch=3, source=14, target=11)
 MODELS = {
     "two stacks": (TWO_STACKS, of_one_length),
-    mask_faults.TEXT: (_TEXT, lambda: batch_for(_TEXT, "right segments prefix", 1, _MASKED)),
-    mask_faults.PAIR: (_PAIR, lambda: batch_for(_PAIR, "none segments", 1, _MASKED)),
+    **MASKED,
     "long": (_GROUPED, lambda: batch_for(_GROUPED, "none", lengths=Lengths(batch=2, source=150))),
     "grouped heads": (_GROUPED, lambda: batch_for(_GROUPED, "none")),
     "dropout": (_DROPS, lambda: batch_for(_DROPS, "none")),
@@ -63,21 +54,10 @@ def model(name):
     return Pair(config, weights_for(config, 0.2), "float64", optimised=False, dropout_seed=seed), batch()
 
 
-def _plant(fault, pair):
-    """The fault in the code, or in the config of the module, which is made anew for that."""
-    stack = ExitStack()
-    if fault.changes:
-        changed = reference(faulty(pair.config, fault.changes)).eval()
-        changed.load_state_dict(pair.module.state_dict())
-        stack.enter_context(patch.object(pair, "module", changed))
-    stack.enter_context(fault.plant())
-    return stack
-
-
 def _ask(name, kind, plant):
     """Where one of our models parts from its reference while the fault is planted."""
     pair, batch = model(kind)
-    with mask_faults.blocks_of_four() if kind in (mask_faults.TEXT, mask_faults.PAIR) else nullcontext(), plant(pair):
+    with mask_faults.blocks_of_four() if kind in MASKED else nullcontext(), plant(pair):
         pair.share_masks(batch)
         return difference_of(pair, batch, name=name)
 
@@ -194,7 +174,7 @@ OWN = [
         fault.name,
         f"our {kind}",
         planted,
-        partial(_ask, fault.name, kind, partial(_plant, fault)),
+        partial(_ask, fault.name, kind, partial(planted_in, fault=fault)),
         *_PLACES[fault.name],
     )
     for kind, fault, planted in _OF_MODELS

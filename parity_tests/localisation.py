@@ -2,12 +2,13 @@
 
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import numpy as np
 
 from parity import Difference, Weight, first_difference
+from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights, paths
 from parity_tests.known_places import OWN
 from parity_tests.other_pairs.faults import FAULTS
@@ -50,16 +51,15 @@ def asked(pair, converted=None):
 
 def weights_of(pair):
     """(the weight map of a pair, the module's floating tensors)."""
-    buffers = dict(pair.theirs.named_buffers())
-    named = dict(pair.theirs.named_parameters()) | buffers
-    tensors = {name: tensor.detach().numpy() for name, tensor in named.items() if tensor.is_floating_point()}
+    parameters, buffers = tensors_of(pair.theirs)
+    tensors = {name: x for name, x in (parameters | buffers).items() if np.issubdtype(x.dtype, np.floating)}
     return Weights(pair.weights, tensors, like=pair.like, optional=list(buffers)), tensors
 
 
 def judged(difference, fault, found):
     """Whether the places that were named, on both sides, are those of the fault."""
     if fault.side == "weights":
-        rows: list[Any] = [pair for path, pair in found.pair.weights.items() if path in fault.converted]
+        rows = [pair for path, pair in found.pair.weights.items() if path in fault.converted]
         names = [row.name if isinstance(row, Weight) else row if isinstance(row, str) else row[0] for row in rows]
         # Of layers that are stacked, how all names end.
         ends = [name.rpartition("{layer}")[2] for name in names]

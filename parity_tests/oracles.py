@@ -87,16 +87,15 @@ LLAMA3 = {
 LINEAR = {"rope_parameters": {"rope_type": "linear", "rope_theta": 100.0, "factor": 2.5}}
 SCALED = {"rope_parameters": LLAMA3}
 _WIDE, _UNTIED = {"head_dim": 12}, {"tie_word_embeddings": False}
-_SETTINGS = {
+_SIZES = {
     **NO_IDS,
     "vocab_size": VOCABULARY,
     "hidden_size": 32,
-    "intermediate_size": 48,
     "num_hidden_layers": 3,
     "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 64,
+    "max_position_embeddings": 40,
 }
+_SETTINGS = _SIZES | {"intermediate_size": 48, "num_key_value_heads": 2, "max_position_embeddings": 64}
 _FULL, _WINDOW = "full_attention", "sliding_attention"
 _ABOVE = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 1}
 
@@ -104,10 +103,8 @@ _ABOVE = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 
 def _llama(kind, variants, settings=None, *unwritten, **more):
     """An entry of a descendant of Llama."""
     stacks = {"decoder": ("layers", {"self_attn": "self_attention"})}
-    unwritten_ = frozenset(unwritten)
-    return Entry(
-        kind, _SETTINGS | (settings or {}), stacks, variants, islands=True, no_longer_written=unwritten_, **more
-    )
+    more |= {"islands": True, "no_longer_written": frozenset(unwritten)}
+    return Entry(kind, _SETTINGS | (settings or {}), stacks, variants, **more)
 
 
 ENTRIES |= {
@@ -243,15 +240,7 @@ ENTRIES |= {
     ),
     "opt": Entry(
         hf.OPTForCausalLM,
-        {
-            **NO_IDS,
-            "vocab_size": VOCABULARY,
-            "hidden_size": 32,
-            "ffn_dim": 48,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 4,
-            "max_position_embeddings": 40,
-        },
+        _SIZES | {"ffn_dim": 48},
         {"decoder": ("decoder.layers", {"self_attn": "self_attention"})},
         {
             "post-norm": {"do_layer_norm_before": False},
@@ -262,15 +251,7 @@ ENTRIES |= {
     ),
     "gpt_neox": Entry(
         hf.GPTNeoXForCausalLM,
-        {
-            **NO_IDS,
-            "vocab_size": VOCABULARY,
-            "hidden_size": 32,
-            "intermediate_size": 48,
-            "num_hidden_layers": 3,
-            "num_attention_heads": 2,
-            "max_position_embeddings": 40,
-        },
+        _SIZES | {"intermediate_size": 48, "num_attention_heads": 2},
         {"decoder": ("layers", {"attention": "self_attention"})},
         {
             "one after the other": {"use_parallel_residual": False},
@@ -287,16 +268,8 @@ ENTRIES |= {
 }
 
 # Encoders: each without a head, as a masked language model, and with the heads of texts and of tokens.
-_BERT = {
-    "vocab_size": VOCABULARY,
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "intermediate_size": 80,
-    "max_position_embeddings": 40,
-    # As the padding_idx of the token table it would take token 0 its gradient.
-    "pad_token_id": None,
-}
+# As the padding_idx of the token table, a pad_token_id would take token 0 its gradient.
+_BERT = _SIZES | {"num_hidden_layers": 2, "intermediate_size": 80}
 _LAYERS = {"encoder": ("encoder.layer", {"attention.self": "self_attention"})}
 _ONE_KIND = frozenset({"position_embedding_type"})
 bert = Entry(
@@ -317,7 +290,7 @@ bert = Entry(
 roberta = Entry(
     hf.RobertaModel,
     # Positions count from the row behind that of the padding token.
-    {**_BERT, **NO_IDS, "max_position_embeddings": 42, "type_vocab_size": 1, "pad_token_id": 1},
+    _BERT | {"max_position_embeddings": 42, "type_vocab_size": 1, "pad_token_id": 1},
     _LAYERS,
     {"two token types, short": {"type_vocab_size": 2, "max_position_embeddings": 13}},
     first_position=2,
@@ -339,58 +312,43 @@ distilbert = Entry(
 )
 
 
-def _heads(bare, name, masked, texts, tokens, *, first=False):
-    """Adds an encoder and its three heads; `texts` and `tokens` are a variant of each classifier."""
-    classes = {head: getattr(hf, bare.kind.__name__.replace("Model", f"For{head}Classification")) for head in HEADS}
-    ENTRIES.update({name: bare, f"{name} masked": masked})
-    for (head, kind), variant, count in zip(classes.items(), (texts, tokens), (3, 5), strict=True):
-        ENTRIES[f"{name} {HEADS[head]}"] = replace(
-            bare,
-            kind=kind,
-            settings={**bare.settings, "num_labels": count},
-            variants={"other": variant},
-            first=first and head == "Sequence",
-        )
+def _heads(name, bare, masked, tokens, *unused, first=()):
+    """Adds an encoder and its three heads.
+
+    `masked` are variants of the masked language model, whose arrays `unused` nothing uses if it is untied; `tokens` is
+    a variant of the classifier of tokens. `first` are the heads that take all gates in every run.
+    """
+
+    def with_head(kind, head, **changes):
+        of = getattr(hf, bare.kind.__name__.replace("Model", f"For{kind}"))
+        ENTRIES[f"{name} {head}"] = replace(bare, kind=of, first=head in first, **changes)
+
+    def labels(count):
+        return {**bare.settings, "num_labels": count}
+
+    ENTRIES[name] = bare
+    with_head("MaskedLM", "masked", variants=masked, unused_untied=frozenset(unused))
+    with_head("SequenceClassification", "texts", settings=labels(3), variants={"other": {"num_labels": 2}})
+    with_head("TokenClassification", "tokens", settings=labels(5), variants={"other": tokens})
 
 
-HEADS = {"Sequence": "texts", "Token": "tokens"}
 _heads(
-    bert,
     "bert",
-    replace(
-        bert,
-        kind=hf.BertForMaskedLM,
-        variants={"ReLU, untied": {"hidden_act": "relu", **_UNTIED}},
-        unused_untied=frozenset({"cls.predictions.bias"}),
-    ),
+    bert,
+    {"ReLU, untied": {"hidden_act": "relu", **_UNTIED}},
     {"num_labels": 2},
-    {"num_labels": 2},
-    first=True,
+    "cls.predictions.bias",
+    first=("masked", "texts"),
 )
 _heads(
-    roberta,
     "roberta",
-    replace(
-        roberta,
-        kind=hf.RobertaForMaskedLM,
-        variants={"untied, large epsilon": {"layer_norm_eps": 1e-2, **_UNTIED}},
-        first=True,
-        unused_untied=frozenset({"lm_head.bias"}),
-    ),
-    {"num_labels": 2},
+    roberta,
+    {"untied, large epsilon": {"layer_norm_eps": 1e-2, **_UNTIED}},
     {"hidden_act": "gelu_new"},
+    "lm_head.bias",
+    first=("masked",),
 )
-_heads(
-    distilbert,
-    "distilbert",
-    replace(
-        distilbert,
-        kind=hf.DistilBertForMaskedLM,
-        variants={"ReLU, untied": {"activation": "relu", **_UNTIED}},
-    ),
-    {"num_labels": 2},
-    {"activation": "gelu_new"},
-)
+_heads("distilbert", distilbert, {"ReLU, untied": {"activation": "relu", **_UNTIED}}, {"activation": "gelu_new"})
 
 
 # Encoder-decoders.

@@ -273,33 +273,36 @@ X = {"x": np.zeros(2)}
 
 
 @pytest.mark.parametrize(
-    ("path", "side", "inputs", "options", "error", "said"),
+    ("changed", "error", "said"),
     [
-        ("file", ours, INPUTS, {"params": parameters()}, ParityError, "exists; a capsule is never overwritten"),
-        ("new", ours, INPUTS, {"params": X}, ParityError, r"^ours failed \(KeyError: 'kernel'\) on params"),
-        ("new", module(), [INPUTS["x"]], {}, ParityError, "theirs failed"),
-        ("new", lambda p, x: x > p["x"], [X["x"]], {"params": X}, ParityError, "ours returned no floating-point array"),
+        ({"path": "file"}, ParityError, "exists; a capsule is never overwritten"),
+        ({"params": X}, ParityError, r"^ours failed \(KeyError: 'kernel'\) on params"),
+        ({"side": module(), "inputs": [INPUTS["x"]], "params": None}, ParityError, "theirs failed"),
         (
-            "new",
-            lambda p, x: x * p["x"],
-            [X["x"]],
-            {"params": X | {"a": np.complex64(1)}},
+            {"side": lambda p, x: x > p["x"], "inputs": [X["x"]], "params": X},
+            ParityError,
+            "ours returned no floating-point array",
+        ),
+        (
+            {"side": lambda p, x: x * p["x"], "inputs": [X["x"]], "params": X | {"a": np.complex64(1)}},
             ParityError,
             "an array of complex64 cannot be compared",
         ),
-        ("missing/new", ours, INPUTS, {"params": parameters()}, ParityError, "cannot be written: No such file"),
-        ("file/new", ours, INPUTS, {"params": parameters()}, ParityError, "cannot be written"),
-        ("new", ours, INPUTS, {"params": parameters(), "gates": "1"}, ValueError, "no gates '1'"),
-        ("new", ours, INPUTS, {"params": parameters(), "gates": ["5"]}, ValueError, r"no gates \['5'\]"),
-        ("new", ours, INPUTS, {}, TypeError, "params are missing"),
-        ("new", 3, INPUTS, {"params": {}}, TypeError, r"expected a function of JAX or a torch\.nn\.Module"),
-        ("new", ours, X["x"], {"params": parameters()}, TypeError, "inputs is a ndarray; expected a list"),
+        ({"path": "missing/new"}, ParityError, "cannot be written: No such file"),
+        ({"path": "file/new"}, ParityError, "cannot be written"),
+        ({"gates": "1"}, ValueError, "no gates '1'"),
+        ({"gates": ["5"]}, ValueError, r"no gates \['5'\]"),
+        ({"params": None}, TypeError, "params are missing"),
+        ({"side": 3, "params": {}}, TypeError, r"expected a function of JAX or a torch\.nn\.Module"),
+        ({"inputs": X["x"]}, TypeError, "inputs is a ndarray; expected a list"),
     ],
 )
-def test_a_capsule_is_whole_or_not_there(tmp_path, path, side, inputs, options, error, said):
+def test_a_capsule_is_whole_or_not_there(tmp_path, changed, error, said):
     (tmp_path / "file").write_text("mine")
+    given = {"path": "new", "side": ours, "inputs": INPUTS, "params": parameters()} | changed
+    given["path"] = tmp_path / given["path"]
     with pytest.raises(error, match=said):
-        record(tmp_path / path, side, inputs, **options)
+        record(**given)
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
     assert (tmp_path / "file").read_text() == "mine"
 

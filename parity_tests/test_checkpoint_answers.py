@@ -7,6 +7,7 @@ import torch
 from transformers import AutoTokenizer
 
 from jax_tformer.cli import generate
+from jax_tformer.files import write_json
 from parity_tests.depth import deep
 from parity_tests.huggingface import IDS, save_checkpoint
 from parity_tests.small_tokenizers import TEXTS, byte_level
@@ -129,7 +130,7 @@ def test_answers(make, variants, quick, tmp_path, answers):
 def test_what_is_not_honoured_is_said(tmp_path, answers):
     gpt2(tmp_path)
     odd = {"typical_p": 0.9, "encoder_repetition_penalty": 1.5, "top_p": 0.5, "penalty_alpha": 0.6}
-    (tmp_path / "generation_config.json").write_text(json.dumps({**odd, "use_cache": True, "max_new_tokens": 2}))
+    write_json(tmp_path / "generation_config.json", {**odd, "use_cache": True, "max_new_tokens": 2})
     note = answers(tmp_path, "--prompt", "It")[0].splitlines()[0]
     assert note.startswith("not honoured, of ")
     assert note.endswith("typical_p 0.9, encoder_repetition_penalty 1.5, penalty_alpha 0.6")
@@ -147,7 +148,7 @@ def test_draws_of_a_flag_have_the_bounds_of_the_checkpoint(tmp_path, answers):
     ]
     found = []
     for settings, flags in said:
-        (tmp_path / "generation_config.json").write_text(json.dumps({**settings, "max_new_tokens": NEW}))
+        write_json(tmp_path / "generation_config.json", {**settings, "max_new_tokens": NEW})
         [drawn] = answers(tmp_path, "--prompt", "It", "--num-samples", "3", *flags)[1]
         found.append([answer["tokens"] for answer in drawn])
     assert found[0] == found[1] == found[2]
@@ -162,7 +163,7 @@ def test_beams_of_a_flag_have_the_penalty_of_the_checkpoint(tmp_path, answers):
     for penalty in (-10.0, 10.0):
         settings = {"length_penalty": penalty, "max_new_tokens": NEW, "pad_token_id": 0, "eos_token_id": MANY}
         # By hand: today's transformers reads such a file, but writes none.
-        (tmp_path / "generation_config.json").write_text(json.dumps(settings))
+        write_json(tmp_path / "generation_config.json", settings)
         model.generation_config = type(model.generation_config).from_pretrained(tmp_path)
         [[answer]] = answers(tmp_path, "--prompt", "It", "--beam", "3", "--dtype", "float64")[1]
         made[penalty] = model.generate(given, num_beams=3)[0, given.shape[1] :].tolist()

@@ -16,6 +16,7 @@ import pytest
 import torch
 
 from jax_tformer.config import DropoutConfig
+from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.terminal import Interruption, run_program
 from parity import Difference
 from twin import compare, side_by_side
@@ -27,6 +28,7 @@ from twin.side_by_side import SAME, Batches, Needs, measure_alone
 from twin.sides import Setting
 from twin.torch_side import TorchSide
 
+pytestmark = pytest.mark.usefixtures("single_precision")
 STACK = {"num-layers": 1, "num-heads": 2, "feedforward-width": 8}
 TINY = [
     *(
@@ -52,12 +54,6 @@ def exact_arithmetic():
     torch.set_float32_matmul_precision(precision)
 
 
-@pytest.fixture(autouse=True)
-def single_precision():
-    """float64 is on where a test asks for it: as in a new process."""
-    jax.config.update("jax_enable_x64", False)
-
-
 @pytest.fixture
 def run(tmp_path, monkeypatch, capsys):
     """Runs compare.py in an empty folder; checks its exit status and returns what it printed."""
@@ -78,15 +74,24 @@ def report():
     return json.loads(Path("report/report.json").read_text())
 
 
+def gates_of(found):
+    return [verdict["gate"] for verdict in found["verdicts"]]
+
+
+def curves():
+    """The rows of the curves, a step each."""
+    return list(csv.DictReader(Path("report/curves.csv").read_text().splitlines()))
+
+
 @pytest.mark.deep
 def test_float64_with_shared_dropout_parts_and_seeds(run):
     options = ["--dtype", "float64", "--dropout", "shared", "--training.accumulation", "2", "--seeds", "2"]
     run(*QUICK, "--steps", "4", *options)
     found = report()
-    assert [verdict["gate"] for verdict in found["verdicts"]] == ["5, loss", "5, parameters"]
+    assert gates_of(found) == ["5, loss", "5, parameters"]
     assert found["passed"] is True
     assert found["experiment"]["model"]["dropout"]["attention"] == 0.1
-    rows = list(csv.DictReader(Path("report/curves.csv").read_text().splitlines()))
+    rows = curves()
     assert [(row["seed"], row["step"]) for row in rows] == [(f"{s}", f"{n}") for s in (0, 1) for n in (1, 2, 3, 4)]
     for name in ("loss", "gradient_norm"):
         ours, theirs = (np.array([float(row[f"{name}_{side}"]) for row in rows]) for side in ("jax", "torch"))
@@ -103,7 +108,7 @@ def test_float64_with_shared_dropout_parts_and_seeds(run):
 def test_float32_is_judged_against_the_truth(run):
     printed = run(*QUICK, "--steps", "3")
     found = report()
-    assert [verdict["gate"] for verdict in found["verdicts"]] == ["6"]
+    assert gates_of(found) == ["6"]
     assert found["seeds"][0]["judged_steps"] == 3
     assert {error["torch"] is None for error in found["parameter_errors"].values()} == {False}
     # Once more into the same folder: the older report goes.
@@ -282,8 +287,6 @@ def test_truth_where_it_is_affordable(options, parameters, needed):
 def test_batches_are_those_of_a_training():
     plan = read_plan(["dates", *TINY])
     batches = Batches(plan.experiment, 3)
-    from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
-
     tokenizer = build_tokenizer_for(plan.experiment.data)
     training = dataclasses.replace(plan.experiment.training, seed=5)
     trained_on = build_pipeline(plan.experiment.data, training, tokenizer).train_iterator()

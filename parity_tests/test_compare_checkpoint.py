@@ -1,10 +1,7 @@
 """compare.py --init: fine-tuning a checkpoint in JAX, in torch_ref and in `transformers` is one and the same."""
 
-import csv
-import json
 from pathlib import Path
 
-import jax
 import pytest
 from transformers.models.marian.modeling_marian import MarianSinusoidalPositionalEmbedding as MarianPositions
 
@@ -12,16 +9,12 @@ from parity_tests.depth import deep
 from parity_tests.huggingface import save_checkpoint
 from parity_tests.oracles import exact_table
 from parity_tests.small_tokenizers import CORPUS, byte_level, word_pieces
+from parity_tests.test_compare import curves, gates_of, report
 from twin import compare
 
+pytestmark = pytest.mark.usefixtures("single_precision")
 GATE_5 = ["5, loss", "5, parameters", "5, loss"]
 SHORT = ["--batch-size", "2", "--steps", "3", "--no-memory", "--out", "report"]
-
-
-@pytest.fixture(autouse=True)
-def single_precision():
-    """float64 is on where a program asks for it: as in a new process."""
-    jax.config.update("jax_enable_x64", False)
 
 
 @pytest.mark.parametrize(
@@ -37,10 +30,9 @@ def test_three_sides(name, dtype, gates, tmp_path, monkeypatch):
     # The class rounds it to float32 whatever its type.
     monkeypatch.setattr(MarianPositions, "create_weight", lambda self: exact_table(*self.weight.shape))
     found = compared(name, ["--dtype", dtype])
-    assert [verdict["gate"] for verdict in found["verdicts"]] == gates
+    assert gates_of(found) == gates
     assert found["speed"].keys() == {"jax", "torch", "transformers"}
-    rows = list(csv.DictReader(Path("report/curves.csv").read_text().splitlines()))
-    losses = {side: [float(row[f"loss_{side}"]) for row in rows] for side in ("jax", "torch", "transformers")}
+    losses = {side: [float(row[f"loss_{side}"]) for row in curves()] for side in ("jax", "torch", "transformers")}
     assert losses["transformers"] == pytest.approx(losses["jax"], rel=1e-12 if dtype == "float64" else 1e-5)
     assert len(set(losses["jax"])) == 3
     page = Path("report/report.html").read_text()
@@ -53,10 +45,9 @@ def test_adapters_of_a_checkpoint(tmp_path, monkeypatch, capsys):
     found = compared("gpt2", ["--dtype", "float64", "--lora.rank", "2", "--lora.targets", "query,up"])
     # Of 3 layers, queries 32 x 32 and projections 32 x 80.
     assert f"{2 * 3 * (32 + 32 + 32 + 80):,} of them train: adapters of rank 2" in capsys.readouterr().out
-    assert [verdict["gate"] for verdict in found["verdicts"]] == ["5, loss", "5, parameters"]
+    assert gates_of(found) == ["5, loss", "5, parameters"]
     assert found["speed"].keys() == {"jax", "torch"}
-    losses = [float(row["loss_jax"]) for row in csv.DictReader(Path("report/curves.csv").read_text().splitlines())]
-    assert len(set(losses)) == 3
+    assert len({row["loss_jax"] for row in curves()}) == 3
 
 
 def compared(name, flags):
@@ -72,6 +63,6 @@ def compared(name, flags):
         Path("pairs.tsv").write_text("".join(f"{number} {CORPUS[0]}\t{number} is it\n" for number in range(40)))
         data = ["--data.path", "pairs.tsv", "--data.source-length", "90", "--data.target-length", "40"]
     assert compare.main([kind, "--init", "checkpoint", *data, *SHORT, *flags]) == 0
-    found = json.loads(Path("report/report.json").read_text())
+    found = report()
     assert found["passed"] is True
     return found

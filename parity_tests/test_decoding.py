@@ -3,7 +3,6 @@
 `generate` drives its own GPT-2 and, for every preset, the reference.
 """
 
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import pairwise, product
@@ -22,15 +21,13 @@ from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
 from jax_tformer.training.step import forward
-from parity.gates.measure import Measured, compared, worst
+from parity.gates.measure import compared, worst
 from parity_tests.depth import deep
 from parity_tests.family_faults import GEMMA
 from parity_tests.generation import Hypothesis, drivable, huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES
 from twin.cases import CONFIGS, PADDINGS, WINDOWED, Lengths, batch_for, weights_for
-
-Record = Callable[[str, Measured], None]
 
 CLEAR = 1e-6
 """Of two best logits nearer than this, rounding may choose."""
@@ -48,7 +45,9 @@ BEAMS = [
 ]
 
 
-def model_of(config, weights):
+def model_of(config, weights=None):
+    """(ours, its parameters), in float64; of random weights, if none are given."""
+    weights = weights_for(config, 0.2) if weights is None else weights
     net = transformer(config.with_dtype("float64"))
     return net, jax.device_put(from_reference(weights, net.shapes))
 
@@ -148,7 +147,7 @@ def stepwise(net, *read, **options):
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
-    net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
+    net, params = model_of(CONFIGS[name])
     read = Reader(net)
     for padding in PADDINGS:
         # Kernels as they are, which are other programs, where the program is another one anyway.
@@ -169,7 +168,7 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
 def test_windows_and_prefixes_from_a_cache(name, kind, record):
     """In pieces, step by step, and at once."""
     config = (CONFIGS | WINDOWED | {"layers by turns": GEMMA})[name]
-    net, params = model_of(config, weights_for(config, 0.2))
+    net, params = model_of(config)
     batch = batch_for(config, kind)
     read, everything = Reader(net), batch["labels"].shape[1]
     for first, then in ((4 if "prefix" in kind else 1, (3,)), (everything, ())):
@@ -179,7 +178,7 @@ def test_windows_and_prefixes_from_a_cache(name, kind, record):
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_single_row(name, record):
     """The products of a single row are other programs."""
-    net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
+    net, params = model_of(CONFIGS[name])
     batch = {key: array[:1] for key, array in batch_for(CONFIGS[name], "none").items()}
     record(name, of_cache(*stepwise(net, params, batch, first=1)))
 
@@ -187,7 +186,7 @@ def test_a_single_row(name, record):
 @pytest.mark.parametrize("name", ["switches-decoder-only", "switches-encoder-decoder"])
 def test_far_from_the_start(name, record):
     """Rotation and sinusoids at positions beyond 500, most of them read at once."""
-    net, params = model_of(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
+    net, params = model_of(CONFIGS[name])
     batch = batch_for(CONFIGS[name], "left", lengths=Lengths(batch=2, source=520, target=520))
     ours, full = stepwise(net, params, batch, first=512)
     record(f"{name}, 520 positions", of_cache(ours[:, -8:], full[:, -8:]))
@@ -201,13 +200,17 @@ def test_tokens_of_the_reference(name, record):
     net, params = model_of(config, weights)
     model, prompts = drivable(config, weights), uneven_prompts(config)
     options = {"start_id": START} if config.encoder is not None else {}
-    # An end token that never comes, and one that does.
-    new = room(config)
-    free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=new, **options)
-    for end_id in (None, free[0][0].tokens[new // 2]):
-        record(name, greedy_of(net, params, model, prompts, end_id=end_id, **options))
-    for figure in beams_of(net, params, model, prompts, BEAMS[0], end_id=end_id, **options):
+    free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=room(config), **options)
+    for figure in searched(net, params, model, prompts, free, **options):
         record(name, figure)
+
+
+def searched(net, params, model, prompts, free, **options):
+    """Greedy and beams; `free` are the answers without an end token, in whose middle one is found that does come."""
+    given, end_id = (net, params, model, prompts), free[0][0].tokens[room(net.config) // 2]
+    yield greedy_of(*given, end_id=None, **options)
+    yield greedy_of(*given, end_id=end_id, **options)
+    yield from beams_of(*given, BEAMS[0], end_id=end_id, **options)
 
 
 def greedy_of(net, params, model, prompts, *, end_id, start_id=None, penalty=1.0, **options):

@@ -9,7 +9,7 @@ from jax_tformer.hub.names import read
 from parity_tests.generation import huggingface_generate
 from parity_tests.huggingface import Oracle
 from parity_tests.oracles import ENTRIES
-from parity_tests.test_decoding import BEAMS, START, beams_of, greedy_of, model_of, room, uneven_prompts
+from parity_tests.test_decoding import START, model_of, room, searched, uneven_prompts
 
 DECODERS = [
     name
@@ -49,12 +49,11 @@ def test_tokens_of_hugging_face(name, record):
     With --deep, of all models that can generate.
     """
     net, params, model = sides(name)
-    prompts, new = uneven_prompts(net.config, rows=6), room(net.config)
+    prompts = uneven_prompts(net.config, rows=6)
     options = {"use_cache": True, **ENTRIES[name].generation}
     options |= {} if net.config.encoder is None else {"start_id": START}
-    free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=new, num_beams=1, **options)
+    plain = {"max_new_tokens": room(net.config), "num_beams": 1, **options}
+    free = huggingface_generate(model, prompts, end_id=None, **plain)
     assert len({answer.tokens for [answer] in free}) == len(prompts)
-    for end_id in (None, free[0][0].tokens[new // 2]):
-        record(f"huggingface {name}", greedy_of(net, params, model, prompts, end_id=end_id, **options))
-    for figure in beams_of(net, params, model, prompts, BEAMS[0], end_id=end_id, **options):
+    for figure in searched(net, params, model, prompts, free, **options):
         record(f"huggingface {name}", figure)

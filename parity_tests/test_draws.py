@@ -3,7 +3,6 @@
 The masks are drawn from outside, as for gate 7, which sees a forward pass that drops something else.
 """
 
-from collections.abc import Mapping
 from dataclasses import replace
 
 import jax
@@ -23,7 +22,6 @@ RATES = DropoutConfig(embedding=0.4, attention=0.3, residual=0.5, feedforward=0.
 CLASSIFYING = replace(RATES, pooler=0.45, classifier=0.35)
 """For a model that classifies texts."""
 STEPS = 16
-Masks = Mapping[str, np.ndarray]
 
 
 def drawn(config, parts=1):

@@ -115,6 +115,12 @@ def literal_position_table(length, width):
     return np.stack([np.sin(angle), np.cos(angle)], axis=-1).reshape(SEQUENCE_LENGTH, -1)
 
 
+def position_table(length, width):
+    """Ours."""
+    positions = position_ids(jnp.zeros((1, length), int), None)
+    return sinusoidal(positions, width, interleaved=True, base=10000.0, dtype=jnp.dtype("float64"))[0]
+
+
 def test_a_position_table_that_reads_globals():
     """Two widths and two lengths in one process: ours is made for the batch at hand."""
     assert literal_position_table(4, 8).shape == (10, 6)
@@ -123,9 +129,7 @@ def test_a_position_table_that_reads_globals():
             [wave(t / 10000 ** (2 * i / width)) for i in range(width // 2) for wave in (math.sin, math.cos)]
             for t in range(length)
         ]
-        positions = position_ids(jnp.zeros((1, length), int), None)
-        ours = sinusoidal(positions, width, interleaved=True, base=10000.0, dtype=jnp.dtype("float64"))
-        np.testing.assert_allclose(ours[0], expected, rtol=0, atol=1e-15)
+        np.testing.assert_allclose(position_table(length, width), expected, rtol=0, atol=1e-15)
 
 
 @pytest.mark.parametrize(("scale", "width"), [("head_width", 64), ("model_width", 768)])

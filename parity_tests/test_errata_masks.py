@@ -62,7 +62,7 @@ def lecture_logits(source, target, **masks):
     return np.asarray(lecture()(source, target, **masks).logits[0])
 
 
-SOURCE = [3, 1, 4, 2]
+SOURCE, PADDED, OTHER = [3, 1, 4, 2], [1, 4, 3, 0, 0], [1, 4, 3, 7, 2]
 ALL, LAST_TWO_PADDED, FIRST_TWO_PADDED = [1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]
 
 
@@ -83,7 +83,7 @@ def test_padded_keys_are_hidden_and_padded_queries_ignored():
 
 def test_the_loss_ignores_padded_targets():
     labels = [4, 3, 2, IGNORED, IGNORED]
-    logits = [lecture_logits(SOURCE, target) for target in ([1, 4, 3, 0, 0], [1, 4, 3, 7, 2])]
+    logits = [lecture_logits(SOURCE, target) for target in (PADDED, OTHER)]
     assert np.abs(logits[0][3:] - logits[1][3:]).max() > 1e-3
     losses = [mean_cross_entropy(jnp.asarray(rows)[None], jnp.array([labels])) for rows in logits]
     assert losses[0] == losses[1]
@@ -92,9 +92,9 @@ def test_the_loss_ignores_padded_targets():
 
 
 def test_a_causal_mask_suffices_for_padding_on_the_right():
-    padded, other = (lecture_logits(SOURCE, target) for target in ([1, 4, 3, 0, 0], [1, 4, 3, 7, 2]))
+    padded, other = (lecture_logits(SOURCE, target) for target in (PADDED, OTHER))
     np.testing.assert_array_equal(padded[:3], other[:3])
-    masked = lecture_logits(SOURCE, [1, 4, 3, 0, 0], source_mask=[1] * 4, target_mask=LAST_TWO_PADDED)
+    masked = lecture_logits(SOURCE, PADDED, source_mask=[1] * 4, target_mask=LAST_TWO_PADDED)
     assert relative_error(masked[:3], padded[:3]) <= FLOAT64_BAR
     assert relative_error(masked[3:], padded[3:]) > 0.01
 
@@ -107,7 +107,7 @@ def test_padding_on_the_left_needs_a_target_mask():
     masked = [lecture_logits(SOURCE, target, **masks)[2:] for target in targets]
     np.testing.assert_array_equal(masked[0], masked[1])
     # The same as without any padding, whose logits stand at the tokens, with positions counted from the first of them.
-    unpadded = lecture_logits(SOURCE, [1, 4, 3, 0, 0])[:3]
+    unpadded = lecture_logits(SOURCE, PADDED)[:3]
     assert relative_error(masked[0], unpadded) <= FLOAT64_BAR
     assert relative_error(causal_alone[0], unpadded) > 0.01
 

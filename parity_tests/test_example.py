@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 
 import parity
+from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
 
 ROOT = Path(__file__).parents[1]
@@ -55,7 +56,7 @@ def test_the_documents_say_how_to_use_two_machines(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(EXAMPLE)
     port, reference = import_module("port"), import_module("reference")
     module, x = reference.Block(), np.random.default_rng(0).standard_normal((8, 16))
-    tensors = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+    tensors = tensors_of(module)[0]
     names = {"block": port.block, "Block": reference.Block, "WEIGHTS": port.WEIGHTS, "x": x, "parity": parity}
     names["params"] = Weights(port.WEIGHTS, tensors).into(tensors)
     section = (ROOT / "docs" / "parity-howto.md").read_text().partition("## On two machines")[2]

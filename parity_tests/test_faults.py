@@ -8,7 +8,6 @@ from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
-from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -47,11 +46,11 @@ from parity_tests import test_heads as heads
 from parity_tests import test_initialisation as initialisation
 from parity_tests import test_relative_positions as relative
 from parity_tests.family_faults import GEMMA
-from parity_tests.faults import Fault, changed_weight, faulty
+from parity_tests.faults import Fault, changed_weight, planted_in
 from parity_tests.generation import drivable, huggingface_generate
-from parity_tests.mask_faults import PAIR, TEXT, blocks_of_four
+from parity_tests.mask_faults import TEXT, blocks_of_four
 from parity_tests.quiet_faults import KERNELS_BAR, kernels_on_a_cpu
-from parity_tests.small_configs import TWO_STACKS, of_one_length
+from parity_tests.small_configs import MASKED, MASKED_LENGTHS, TWO_STACKS, of_one_length
 from parity_tests.test_decoding import (
     BEAMS,
     END,
@@ -64,14 +63,13 @@ from parity_tests.test_decoding import (
     stepwise,
     uneven_prompts,
 )
-from parity_tests.test_models import inputs, narrow_sample
+from parity_tests.test_models import inputs, narrow_sample, norms
 from parity_tests.test_strategies import SETTINGS, expected_pairs, processed, successive
 from parity_tests.test_training import batches
 from parity_tests.test_weights import bytes_lost, noise
 from parity_tests.training_pair import TrainingPair, same_path
-from torch_ref import reference
 from twin.bridge import Pair, known_zeros
-from twin.cases import CONFIGS, OFF_CENTRE, VOCABULARY, Lengths, batch_for, weights_for
+from twin.cases import CONFIGS, OFF_CENTRE, Lengths, batch_for, weights_for
 
 
 def within(ours, theirs):
@@ -103,14 +101,9 @@ def two_stacks():
 
 def plant(fault):
     """The context of a fault, also of those that change the config or the weights of the reference of two stacks."""
-    if fault.changes:
-        pair = two_stacks()
-        model = reference(faulty(pair.config, fault.changes)).eval()
-        model.load_state_dict(pair.module.state_dict())
-        return patch.object(pair, "module", model)
     if fault.name in faults.WEIGHTS:
         return changed_weight(two_stacks().module, *faults.WEIGHTS[fault.name])
-    return fault.plant()
+    return planted_in(two_stacks(), fault)
 
 
 def judge_reference(models, batch=None):
@@ -266,7 +259,7 @@ def cached(net, params, batch):
 
 def judge_gemma():
     batch = batch_for(GEMMA, "left prefix", lengths=MASKED_LENGTHS)
-    return lambda: [cached(*model_of(GEMMA, weights_for(GEMMA, 0.2)), batch)]
+    return lambda: [cached(*model_of(GEMMA), batch)]
 
 
 def judge_choice(settings):
@@ -283,21 +276,12 @@ def judge_weights():
     return lambda: [bytes_lost(params, from_reference(to_reference(params), shapes))]
 
 
-# Rotation alone would not show where positions begin: it is relative.
-_STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved", window=5)
-TEXTS = TransformerConfig(vocab_size=VOCABULARY, d_model=8, decoder=_STACK)
-PAIRS = replace(TEXTS, encoder=replace(_STACK, window=4))
-MASKED_LENGTHS = Lengths(batch=3, source=14, target=11)
+def masked(judge, kind):
+    config, batch = MASKED[kind]
+    return judge(Pair(config, weights_for(config, 0.2)), batch())
 
 
-def masked(judge, config, kind):
-    return judge(Pair(config, weights_for(config, 0.2)), batch_for(config, kind, 1, MASKED_LENGTHS))
-
-
-MASKED = {
-    TEXT: partial(masked, judge_library, TEXTS, "right segments prefix"),
-    PAIR: partial(masked, judge_library, PAIRS, "none segments"),
-}
+JUDGES_OF_MASKS = {kind: partial(masked, judge_library, kind) for kind in MASKED}
 
 
 def judge_cudnn():
@@ -358,8 +342,7 @@ def judge_step_draws():
 
     def ask():
         pair = TrainingPair(config, weights_for(config, 0.2), OptimizerConfig(), training)
-        ours, masks = pair.follow_jax(steps)
-        return [same_path("7 dropout", config, ours, pair.follow_torch(steps, masks))]
+        return [pair.follow("7 dropout", steps)[1]]
 
     return ask
 
@@ -413,7 +396,7 @@ def judge_accumulation():
         return {path: np.asarray(leaf) for path, leaf in flatten_dict(state.opt_state, sep=".").items()}
 
     truth = gradients(exact, jax.tree.map(lambda x: x.astype(jnp.float64), params), 1)
-    whole, scales = gradients(net, params, 1), {path: float(np.linalg.norm(array)) for path, array in truth.items()}
+    whole, scales = gradients(net, params, 1), norms(truth)
     return lambda: [
         quality("4 bfloat16 / allowed", [Sample(gradients(net, params, 128), whole, truth, scales)], BFLOAT16)
     ]
@@ -477,8 +460,8 @@ TABLE = [
     ),
     ("library", judge_successive, [library_faults.SAME_NUMBER]),
     ("library", judge_weights, [library_faults.THROUGH_FLOAT16]),
-    *(("library", MASKED[kind], [fault]) for kind, fault in mask_faults.MASKS),
-    ("reference", partial(masked, judge_reference, TEXTS, "right segments prefix"), [mask_faults.REFERENCE]),
+    *(("library", JUDGES_OF_MASKS[kind], [fault]) for kind, fault in mask_faults.MASKS),
+    ("reference", partial(masked, judge_reference, TEXT), [mask_faults.REFERENCE]),
     ("library", judge_cudnn, mask_faults.CUDNN),
     *(("reference", partial(judge_head, name), given) for name, given in heads.FAULTS.items()),
     *(("reference", make, family_faults.FAULTS[config]) for config, make in FAMILIES.items()),
@@ -515,7 +498,7 @@ def answer(ask):
     "make",
     [
         *(judge_two_stacks, judge_training, judge_trajectory, judge_decoding, judge_beams, judge_gemma),
-        *(*MASKED.values(), judge_cudnn, judge_forward_draws, *FAMILIES.values()),
+        *(*JUDGES_OF_MASKS.values(), judge_cudnn, judge_forward_draws, *FAMILIES.values()),
         *(judge_blocks, judge_relative, judge_ours_relative),
         *(*(make for _, make in GROUPED), judge_accumulation, judge_held_out),
     ],

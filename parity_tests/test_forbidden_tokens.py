@@ -6,7 +6,7 @@ import pytest
 from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding.generate import generate
 from parity_tests.depth import deep
-from parity_tests.generation import huggingface_generate
+from parity_tests.generation import as_tuples, huggingface_generate
 from parity_tests.test_decoding import BEAMS, ENDS, NEW, checkpoint, compared_beams, differing
 
 LIKED = {"gpt2": [13, 38, 43, 45, 53, 55], "bart": [24, 30, 39]}
@@ -43,7 +43,7 @@ def test_what_is_forbidden_does_not_come(name, record):
     words = [*pieces(free), *pieces(alone(model, prompts, **plain | never))]
     assert {len(word) for word in words} == {2, 3}
     never["bad_words_ids"] = [*words, [end]]
-    ours = never | {"bad_words_ids": tuple(map(tuple, never["bad_words_ids"])), "begin_suppress_tokens": tuple(begins)}
+    ours = {setting: as_tuples(value) for setting, value in never.items()}
     beams = {**BEAMS[1], "renormalize_logits": True, "repetition_penalty": 1.2}
     for search in ({}, beams):
         theirs = alone(model, prompts, **plain | search | never)

@@ -65,6 +65,9 @@ def changed(change):
     return lambda params, x: {name: change(array) for name, array in ours(params, x).items()}
 
 
+off = changed(lambda array: array * (1 + 1e-9))
+
+
 def with_outputs(**outputs):
     """Ours, with other outputs: factors, or functions."""
 
@@ -73,10 +76,6 @@ def with_outputs(**outputs):
         return found | {name: do(found[name]) if callable(do) else found[name] * do for name, do in outputs.items()}
 
     return function
-
-
-def off(params, x):
-    return {name: array * (1 + 1e-9) for name, array in ours(params, x).items()}
 
 
 def detached(params, x):
@@ -153,16 +152,10 @@ def test_an_optimizer_that_strays_names_the_users_parameters(module):
             ParityError,
             r"up.kernel is to be up.weight, of shape \[6, 4\], by 'o i->i o'",
         ),
-        ({"weights": WEIGHTS | {"up.kernel": ("up.weight", "a b c -> c b a")}}, ParityError, "is to be up.weight"),
         (
             {"weights": WEIGHTS | {"scale": "norm.gamma"}},
             ParityError,
             r"names \['norm.gamma'\], which the module lacks.* misses \['norm.weight'\]",
-        ),
-        (
-            {"weights": WEIGHTS | {"scale": "norm.bias"}},
-            ParityError,
-            r"\['norm.bias'\] more than once, and misses \['norm.weight'\]",
         ),
         ({"zero_gradients": ["up.bias"]}, ParityError, r"the gradient of up.bias is said to be zero, and is \d"),
         ({"zero_gradients": ["nope"]}, ParityError, "zero_gradients names 'nope'"),

@@ -13,19 +13,11 @@ from torch.nn import functional
 
 from jax_tformer.hub.families import CONV1D, FAMILIES, MATRIX, Layout
 from jax_tformer.hub.names import read
-from parity.gates.measure import (
-    BFLOAT16,
-    BFLOAT16_VALUES,
-    FLOAT32,
-    ParityError,
-    Sample,
-    compared,
-    quality,
-)
+from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, ParityError, Sample, compared, quality
 from parity.gates.pair import Result
 from parity_tests.huggingface import Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
-from parity_tests.test_models import DRAWS_BFLOAT16
+from parity_tests.test_models import DRAWS_BFLOAT16, norms
 from torch_ref.layers import inject
 from twin.bridge import known_zeros, parity_options
 from twin.cases import PADDINGS, REGIMES
@@ -91,9 +83,8 @@ def test_gates_1_2_and_3(name, record):
             weights, batch = oracle.random_weights(std, seed), oracle.batch(padding, seed)
             theirs, zeros = truth_of(name, weights, batch, record)
             truth = theirs.activations | theirs.gradients
-            scales = {tensor: float(np.linalg.norm(array)) for tensor, array in truth.items()} | zeros
             narrow = (side.activations | side.gradients for side in results(name, weights, batch, "float32"))
-            samples.append(Sample(*narrow, truth, scales))
+            samples.append(Sample(*narrow, truth, norms(truth) | zeros))
         record(f"huggingface {name}", quality("3 float32 / allowed", samples))
 
 
@@ -120,8 +111,8 @@ def narrow_samples(name, dtype, draws, *, backward, **settings):
             )
             # Rounded to the type of theirs: attention weights and logits are float32 here, and bfloat16 there.
             mine = {key: array.astype(other[key].dtype) for key, array in mine.items()}
-            scales = {key: float(np.linalg.norm(array)) for key, array in true.items()}
-            samples.append(Sample(mine, other, true, scales | known_zeros(exact.config, truth.gradients)))
+            scales = norms(true) | known_zeros(exact.config, truth.gradients)
+            samples.append(Sample(mine, other, true, scales))
         yield samples
 
 

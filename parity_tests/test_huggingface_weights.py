@@ -4,8 +4,8 @@ import numpy as np
 import pytest
 
 from jax_tformer.hub.families import CONV1D, FAMILIES, Layout, Row, from_huggingface, to_huggingface
-from jax_tformer.hub.names import WeightsError
 from parity_tests.huggingface import Oracle, bytes_lost
+from tests.refusals import refused
 
 NAME, TABLE = "transformer.h.1.attn.c_attn.weight", "transformer.wte.weight"
 POSITIONS = "model.decoder.embed_positions.weight"
@@ -23,27 +23,25 @@ def doubled(weights):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "messages"),
+    ("name", "change", "message"),
     [
-        ("gpt2", lambda w: {"surplus": w.pop(NAME), **w}, [rf"1 missing \({NAME}\)", r"1 unexpected \(surplus\)"]),
-        ("gpt2", lambda w: {**w, "transformer.h.3.ln_1.bias": w[NAME]}, [r"1 unexpected \(transformer.h.3.ln_1.bias"]),
-        ("gpt2", lambda w: {**w, NAME: w[NAME][:, :95]}, [rf"{NAME} is \[32, 95\], expected \[32, 96\]"]),
-        ("gpt2", doubled, [r"1 given twice \(transformer\.wpe\.weight\)"]),
-        ("gpt2", lambda w: {**w, "lm_head.weight": w[TABLE] + 1}, ["lm_head.weight should repeat"]),
-        ("gpt2", lambda w: {**w, "lm_head.weight": w[TABLE][:, 1:]}, [r"lm_head.weight is \[61, 31\]"]),
-        ("bart", lambda w: {**w, POSITIONS: w[POSITIONS][2:]}, [rf"{POSITIONS} is \[40, 32\], expected \[42, 32\]"]),
+        ("gpt2", lambda w: {"surplus": w.pop(NAME), **w}, rf"1 missing \({NAME}\).*1 unexpected \(surplus\)"),
+        ("gpt2", lambda w: {**w, "transformer.h.3.ln_1.bias": w[NAME]}, r"1 unexpected \(transformer.h.3.ln_1.bias"),
+        ("gpt2", lambda w: {**w, NAME: w[NAME][:, :95]}, rf"{NAME} is \[32, 95\], expected \[32, 96\]"),
+        ("gpt2", doubled, r"1 given twice \(transformer\.wpe\.weight\)"),
+        ("gpt2", lambda w: {**w, "lm_head.weight": w[TABLE] + 1}, "lm_head.weight should repeat"),
+        ("gpt2", lambda w: {**w, "lm_head.weight": w[TABLE][:, 1:]}, r"lm_head.weight is \[61, 31\]"),
+        ("bart", lambda w: {**w, POSITIONS: w[POSITIONS][2:]}, rf"{POSITIONS} is \[40, 32\], expected \[42, 32\]"),
         *(
-            ("bart", lambda w, copy=copy: {**w, copy: w["model.shared.weight"] + 1}, [f"{copy} should repeat"])
+            ("bart", lambda w, copy=copy: {**w, copy: w["model.shared.weight"] + 1}, f"{copy} should repeat")
             for copy in COPIES
         ),
     ],
 )
-def test_arrays_that_do_not_fit(name, change, messages):
+def test_arrays_that_do_not_fit(name, change, message):
     config, weights = given(name)
-    for message in messages:
-        with pytest.raises(WeightsError, match=message) as error:
-            from_huggingface(config, change(dict(weights)))
-        assert "\n" not in str(error.value)
+    with refused(message):
+        from_huggingface(config, change(weights))
 
 
 @pytest.mark.parametrize(
@@ -68,7 +66,7 @@ def test_writing_weights_that_do_not_fit():
         ({bias: weights[bias][:3]}, r"key\.bias is \[3\], expected \[32\]"),
         ({bias: weights[bias].astype(np.float32)}, "one type"),
     ):
-        with pytest.raises(WeightsError, match=message):
+        with refused(message):
             to_huggingface("GPT2LMHeadModel", config, weights | change)
 
 
@@ -79,7 +77,7 @@ def test_a_table_with_a_gap_or_a_row_too_many():
         (tuple(row for row in rows if "wpe" not in row.theirs), r"nothing that becomes embedding\.positions\.weight"),
         ((*rows, Row("x", "mystery.weight", CONV1D)), r"becomes mystery\.weight, which a model of this config"),
     ):
-        with pytest.raises(WeightsError, match=message):
+        with refused(message):
             Layout(table, ours)
 
 
@@ -119,7 +117,7 @@ def test_positions_in_the_file_of_a_marian():
     table = stored[POSITIONS]
     interleaved = np.stack(np.split(table, 2, axis=1), axis=-1).reshape(table.shape)
     for wrong in (interleaved, table[1:], np.roll(table, 2, axis=0), table * np.nan):
-        with pytest.raises(WeightsError, match=r"model\.decoder\.embed_positions\.weight is not the table of sines"):
+        with refused(r"model\.decoder\.embed_positions\.weight is not the table of sines"):
             from_huggingface(oracle.json, weights | {POSITIONS: wrong})
 
 

@@ -17,7 +17,6 @@ from twin.cases import CONFIGS, batch_for
 
 DRAWS = 12
 LOSS = "10 first loss"
-Drawn = dict[str, np.ndarray]
 
 
 def drawn(config, draws=DRAWS):

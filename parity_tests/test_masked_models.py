@@ -4,7 +4,6 @@ Gate 8 is in test_decoding.py; random architectures draw all of it too.
 """
 
 import re
-from collections.abc import Callable
 from dataclasses import replace
 from functools import cache
 from itertools import product
@@ -16,7 +15,7 @@ import numpy as np
 import pytest
 import torch
 
-from jax_tformer.config import AttentionImplementation, ComputeConfig, Positions, StackConfig, TransformerConfig
+from jax_tformer.config import ComputeConfig, Positions, StackConfig, TransformerConfig
 from jax_tformer.model import fast
 from jax_tformer.model.attention import attend_by
 from jax_tformer.model.masks import Mask
@@ -42,9 +41,8 @@ from twin.cases import (
     windowed,
 )
 
-Record = Callable[..., None]
 LENGTHS = Lengths(batch=3, source=13, target=14)
-IMPLEMENTATIONS: tuple[AttentionImplementation, ...] = ("einsum", "blocks")
+IMPLEMENTATIONS = ("einsum", "blocks")
 
 
 def first(values, *quick):
@@ -85,12 +83,6 @@ def test_gates_1_and_2_with_every_mask(name, record):
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gates_1_and_2_with_each_kind_of_mask(name, record):
     held(name, pair(CONFIGS[name]), kinds(CONFIGS[name]), record)
-
-
-@pytest.fixture
-def short_blocks(monkeypatch):
-    """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
-    monkeypatch.setattr(fast, "block_length", lambda length: 4)
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -226,7 +218,7 @@ PACKED = [
 @pytest.mark.parametrize(("kind", "positions"), first(product(KINDS, get_args(Positions)), *PACKED))
 def test_texts_in_one_row_are_as_each_alone(kind, positions):
     config = model_of_texts(kind, positions)
-    net, params = model_of(config, weights_for(config, 0.2))
+    net, params = model_of(config)
     rng, lengths = np.random.default_rng(0), {"source": (4, 5), "target": (5, 3), "tokens": (5, 4)}
     sides = ["source", "target"] if kind == "encoder-decoder" else ["tokens"]
     alone = [{side: rng.integers(0, VOCABULARY, (2, lengths[side][text])) for side in sides} for text in (0, 1)]

@@ -1,6 +1,7 @@
 """`match_weights` finds the maps of presets and of Hugging Face models by itself, and claims no more than it ran."""
 
 import re
+from functools import partial
 from importlib import import_module
 
 import jax
@@ -15,9 +16,11 @@ from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
 from parity import ParityError, Weight, check_parity, match_weights
 from parity.gates.pytrees import paths
+from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
 from parity_tests.huggingface import Oracle
 from parity_tests.localisation import weights_of
+from parity_tests.matched import linear_shapes, require_verified, shape
 from parity_tests.other_pairs.planting import PAIRS
 from torch_ref import reference
 from twin.cases import CONFIGS, weights_for
@@ -82,9 +85,7 @@ def test_hugging_face_models_are_matched_and_verified(name):
     by_name = match_weights(net.shapes, module)
     inputs = {name: array for name, array in oracle.batch("none", 1).items() if name in INPUTS}
     match = match_weights(net.shapes, module, ours=lambda params, **inputs: net.apply(params, **inputs), inputs=inputs)
-    assert match.verified, match.figures
-    assert not match.unmatched_ours
-    assert not match.unsure
+    require_verified(match)
     assert_same(held(match, theirs), expected)
     # By names alone they are the same.
     assert {row.ours: row.theirs for row in by_name.rows} == {row.ours: row.theirs for row in match.rows}
@@ -103,8 +104,7 @@ def test_pairs_of_others_are_matched_and_verified(name):
     shapes = jax.eval_shape(lambda: weights.into(arrays))
     match = match_weights(shapes, pair.theirs, ours=pair.ours, inputs=pair.inputs)
     assert_same(held(match, arrays), weights.flat(arrays))
-    assert match.verified, match.figures
-    assert not match.unsure
+    require_verified(match)
 
 
 class Gated(nn.Module):
@@ -125,23 +125,11 @@ def linear(p, x):
     return x @ p["kernel"] + p["bias"]
 
 
-def gated(p, x):
-    return linear(p["down"], jax.nn.silu(linear(p["gate"], x)) * linear(p["up"], x))
+def gated(p, x, activation=jax.nn.silu):
+    return linear(p["down"], activation(linear(p["gate"], x)) * linear(p["up"], x))
 
 
-def with_gelu(p, x):
-    return linear(p["down"], jax.nn.gelu(linear(p["gate"], x)) * linear(p["up"], x))
-
-
-def shapes_of(sizes):
-    kind = jax.ShapeDtypeStruct
-    return {
-        name: {"kernel": kind((rows, columns), jnp.float32), "bias": kind((columns,), jnp.float32)}
-        for name, (rows, columns) in sizes.items()
-    }
-
-
-GATED = shapes_of({"gate": (6, 10), "up": (6, 10), "down": (10, 6)})
+GATED = {"gate": linear_shapes(6, 10), "up": linear_shapes(6, 10), "down": linear_shapes(10, 6)}
 X = np.random.default_rng(0).standard_normal((4, 6))
 
 
@@ -151,7 +139,7 @@ X = np.random.default_rng(0).standard_normal((4, 6))
         (False, gated, "verified", "name and shape", ""),
         (True, gated, "verified", "tie broken by running both; by name it would be gate.weight", ""),
         # Functions that differ are not taken for a wrong map, nor does a small difference hide a wrong name.
-        (False, with_gelu, "likely", "name and shape", "the functions differ"),
+        (False, partial(gated, activation=jax.nn.gelu), "likely", "name and shape", "the functions differ"),
         (True, lambda p, x: gated(p, x) * 1.0001, "likely", "", r"^gate 1 is red, 1\.0e-04.*an eps"),
     ],
     ids=["right names", "swapped names", "other functions", "swapped and a little off"],
@@ -166,15 +154,15 @@ def test_running_both_decides_against_names_and_claims_no_more(swapped, function
     assert match.verified == (confidence == "verified")
     assert re.search(said, match.figures)
     # Equal numbers decide as well as running, and names alone claim nothing.
-    arrays = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+    arrays = tensors_of(module)[0]
     by_numbers = match_weights(Weights(match.weights, arrays).into(arrays), module)
     assert by_numbers.weights == match.weights
     assert {row.reason for row in by_numbers.rows} == {"equal numbers"}
     assert not by_numbers.verified
 
 
-@pytest.mark.parametrize("shape", [(), (1,)])
-def test_parameters_without_axes_are_matched(shape):
+@pytest.mark.parametrize("scalar", [(), (1,)])
+def test_parameters_without_axes_are_matched(scalar):
     """CLIP's logit_scale, SigLIP's logit_bias (called by each other's names), and a gain in each of two layers."""
 
     class Scaled(nn.Module):
@@ -194,10 +182,9 @@ def test_parameters_without_axes_are_matched(shape):
         x = jnp.tanh(jnp.tanh(x * p["gain"][0]) * p["gain"][1])
         return x * jnp.exp(p["logit_scale"]) + p["logit_bias"]
 
-    sizes = {"gain": (2,), "logit_scale": shape, "logit_bias": shape}
-    params = {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
+    params = {"gain": shape(2), "logit_scale": shape(*scalar), "logit_bias": shape(*scalar)}
     match = match_weights(params, Scaled(), ours=ours, inputs=[X])
-    assert match.verified, match.figures
+    require_verified(match)
     named = {row.ours: row.theirs for row in match.rows}
     assert "logit_bias" in str(named["logit_scale"])
     assert "logit_scale" in str(named["logit_bias"])
@@ -217,8 +204,7 @@ def test_compiled_modules_and_modules_without_numbers():
 def test_a_bias_that_ours_lacks_is_named_although_it_is_zero():
     module = nn.Linear(6, 4)
     nn.init.zeros_(module.bias)
-    kernel = {"kernel": jax.ShapeDtypeStruct((6, 4), jnp.float32)}
-    match = match_weights(kernel, module, ours=lambda p, x: x @ p["kernel"], inputs=[X])
+    match = match_weights({"kernel": shape(6, 4)}, module, ours=lambda p, x: x @ p["kernel"], inputs=[X])
     assert not match.verified
     assert "depend on bias" in match.figures
     assert match.unmatched_theirs == {"bias": "[4]; the outputs depend on it"}
@@ -232,8 +218,7 @@ def test_a_head_that_the_module_shares_is_named():
             self.lm_head = nn.Linear(6, 11, bias=False)
             self.lm_head.weight = self.wte.weight
 
-    kind = jax.ShapeDtypeStruct
-    params = {"embedding": kind((11, 6), jnp.float32), "head": {"kernel": kind((6, 11), jnp.float32)}}
+    params = {"embedding": shape(11, 6), "head": {"kernel": shape(6, 11)}}
     match = match_weights(params, Tied(), ours=lambda p, x: x, inputs=[X])
     assert match.weights == {"embedding": "wte.weight"}
     assert "shares its head with wte.weight" in match.unmatched_ours["head.kernel"]

@@ -9,7 +9,9 @@ import torch
 from torch import nn
 
 from parity import check_parity, first_difference, match_weights
+from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights, nested, paths
+from parity_tests.matched import linear_shapes, require_verified, shape
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, GROUPS, HEAD, HIDDEN = 12, 4, 2, 6, 10
@@ -127,15 +129,13 @@ def pair(case, fused):
         weights |= {f"{name}.bias": layer["bias"] for name, layer in params.items()}
         return forward(case, fused == "ours", weights, x, jnp)
 
-    shapes = {name: {"kernel": size, "bias": size[1:]} for name, size in sizes_of(case, fused == "ours").items()}
-    kind = jax.ShapeDtypeStruct
-    made = {name: {leaf: kind(size, jnp.float32) for leaf, size in layer.items()} for name, layer in shapes.items()}
-    return ours, made, Theirs(case, fused == "theirs")
+    shapes = {name: linear_shapes(*size) for name, size in sizes_of(case, fused == "ours").items()}
+    return ours, shapes, Theirs(case, fused == "theirs")
 
 
 def held(match, module, shapes):
     """Our parameters, made of the module's by the rows of the match, and back to the bit."""
-    arrays = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
+    arrays = tensors_of(module)[0]
     weights = Weights(match.weights, arrays, like=shapes)
     params = weights.into(arrays)
     jax.tree.map(np.testing.assert_array_equal, weights.back(params), arrays)
@@ -147,9 +147,7 @@ def held(match, module, shapes):
 def test_what_one_side_fuses_is_found(case, fused):
     ours, shapes, module = pair(case, fused)
     match, named = match_weights(shapes, module, ours=ours, inputs=[X]), match_weights(shapes, module)
-    assert match.verified, match.figures
-    assert not match.unsure
-    assert not match.unmatched_ours
+    require_verified(match)
     assert not first_difference(ours, module, match.weights, [X])
     # Names alone say that there are two ways, but for one group of heads.
     names = CASES[case][0]
@@ -233,12 +231,10 @@ def test_experts_and_layers_in_one_array_or_apart(mine, their):
     def ours(params, x):
         return mixture(mine, {path: array.swapaxes(-1, -2) for path, array in paths(params).items()}, x, jnp)
 
-    kind = jax.ShapeDtypeStruct
-    shapes = nested({path: kind((*size[:-2], *size[:-3:-1]), jnp.float32) for path, size in paths_in(mine).items()})
+    shapes = nested({path: shape(*size[:-2], *size[:-3:-1]) for path, size in paths_in(mine).items()})
     module = Mixture(their)
     match = match_weights(shapes, module, ours=ours, inputs=[X])
-    assert match.verified, match.figures
-    assert not match.unmatched_ours
+    require_verified(match)
     assert all(figure.passed for figure in check_parity(ours, module, match.weights, [X], gates=["9", "1", "2"]))
     params = held(match, module, shapes)
     found = match_weights(params, module)

@@ -8,14 +8,11 @@ import torch
 from torch import nn
 
 from parity import match_weights
+from parity_tests.matched import linear_shapes, require_verified, shape
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, HEAD = 16, 4, 4
 X = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
-
-
-def shape(*sizes):
-    return jax.ShapeDtypeStruct(sizes, jnp.float32)
 
 
 def names(match):
@@ -40,7 +37,7 @@ def test_square_matrices_in_a_list_without_names(transposed, backwards):
         return x
 
     match = match_weights(PLAIN, Layers(), ours=ours, inputs=[X])
-    assert match.verified, match.figures
+    require_verified(match)
     order = (4, 2, 0) if backwards else (0, 2, 4)
     assert names(match) == {
         f"{layer}.{place}": f"{number}.{leaf}"
@@ -77,7 +74,7 @@ def test_kernels_with_as_many_inputs_as_outputs(layout):
     params = {"c1": layer, "c2": layer, "norm": {name: shape(6) for name in ("mean", "var", "scale", "bias")}}
     images = np.random.default_rng(0).standard_normal((2, 6, 9))
     match = match_weights(params, Convolutions(), ours=ours, inputs=[images])
-    assert match.verified, match.figures
+    require_verified(match)
     assert names(match) == {
         "c1.w": "first.weight",
         "c1.b": "first.bias",
@@ -88,10 +85,6 @@ def test_kernels_with_as_many_inputs_as_outputs(layout):
         "norm.scale": "bn.weight",
         "norm.bias": "bn.bias",
     }
-
-
-def linear(rows, columns):
-    return {"kernel": shape(rows, columns), "bias": shape(columns)}
 
 
 def test_names_of_pytorchs_transformer():
@@ -105,7 +98,7 @@ def test_names_of_pytorchs_transformer():
         "attention": heads,
         "ln1": norm,
         "ln2": norm,
-        "mlp": {"fc1": linear(WIDTH, 24), "fc2": linear(24, WIDTH)},
+        "mlp": {"fc1": linear_shapes(WIDTH, 24), "fc2": linear_shapes(24, WIDTH)},
     }
     decoder = encoder | {"cross_attention": heads, "ln3": norm}
     params = {"encoder_0": encoder, "encoder_1": encoder, "decoder_0": decoder, "decoder_1": decoder}
@@ -149,7 +142,7 @@ def test_names_that_mean_nothing():
     likely = {row.ours for row in match_weights(params, Unnamed()).rows if row.confidence == "likely"}
     assert likely <= {"down"}, "the others have a rival of their shape"
     match = match_weights(params, Unnamed(), ours=ours, inputs=[X])
-    assert match.verified, match.figures
+    require_verified(match)
     assert names(match) == {"scale": "td", "bias": "tc", "gate": "te", "up": "ta", "down": "tf"}
 
 
@@ -173,8 +166,8 @@ def test_running_statistics_are_told_apart():
         return norm(p["bn1"], jax.nn.relu(x @ p["down"]["kernel"] + p["down"]["bias"]))
 
     statistics = {name: shape(6) for name in ("mean", "var", "scale", "bias")}
-    params = {"up": linear(WIDTH, 6), "down": linear(6, 6), "bn1": statistics, "bn2": statistics}
+    params = {"up": linear_shapes(WIDTH, 6), "down": linear_shapes(6, 6), "bn1": statistics, "bn2": statistics}
     match = match_weights(params, Normed(), ours=ours, inputs=[X[0]])
-    assert match.verified, match.figures
+    require_verified(match)
     assert names(match)["bn1.mean"] == "bn2.running_mean"
     assert names(match)["bn2.var"] == "bn1.running_var"

@@ -1,6 +1,5 @@
 """Gates 1 to 4: every preset, in every weight regime, without and with padding on either side."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 
@@ -13,7 +12,6 @@ from parity_tests.depth import deep
 from twin.bridge import Pair, identity, known_zeros
 from twin.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
 
-Record = Callable[..., None]
 DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31
 """Of weights and batch, for one figure; the coarser the type, the more luck there is in one."""
 SINGLE = tuple(product(((0.02, 0.0), (0.2, 0.0), (0.02, OFF_CENTRE)), PADDINGS))
@@ -32,6 +30,11 @@ def inputs(name, std, kind, count, offset=0.0):
         yield weights_for(config, std, seed, offset=offset), batch_for(config, kind, seed)
 
 
+def norms(tensors):
+    """What the errors of each are relative to."""
+    return {name: float(np.linalg.norm(tensor)) for name, tensor in tensors.items()}
+
+
 def narrow_sample(exact, narrow, weights, batch):
     """One batch in a narrow type beside the truth, both with weights that the narrow type holds exactly."""
     rounded = {key: array.astype(narrow.dtype).astype(np.float64) for key, array in weights.items()}
@@ -39,8 +42,7 @@ def narrow_sample(exact, narrow, weights, batch):
     narrow.load(rounded)
     truth, ours, theirs = exact.run_torch(batch), narrow.run_jax(batch), narrow.run_torch(batch)
     tensors = truth.activations | truth.gradients
-    scales = {tensor: float(np.linalg.norm(array)) for tensor, array in tensors.items()}
-    scales |= known_zeros(exact.config, truth.gradients)
+    scales = norms(tensors) | known_zeros(exact.config, truth.gradients)
     return Sample(ours.activations | ours.gradients, theirs.activations | theirs.gradients, tensors, scales)
 
 
@@ -98,13 +100,9 @@ def test_gates_1_and_2_at_full_size(name, record):
 @pytest.mark.parametrize("name", ["gpt2", "switches-decoder-only", "switches-encoder-decoder"])
 def test_gates_1_and_2_over_several_blocks(name, padding, record):
     """Attention in blocks of queries, of which the last is shorter (see `attend_in_rows` in model/fast.py)."""
+    stacks = CONFIGS[name].stacks.items()
     config = replace(
-        CONFIGS[name],
-        **{
-            side: replace(stack, max_positions=150)
-            for side in ("encoder", "decoder")
-            if (stack := getattr(CONFIGS[name], side)) and stack.max_positions
-        },
+        CONFIGS[name], **{side: replace(stack, max_positions=150) for side, stack in stacks if stack.max_positions}
     )
     models = Pair(config, weights_for(config, 0.2))
     batch = batch_for(config, padding, lengths=Lengths(3, 140, 150))

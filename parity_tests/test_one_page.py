@@ -62,7 +62,6 @@ def test_logits_and_gradients_are_the_library_s(config, page, inputs, masks):
 
 
 def test_the_page_shows_the_file():
-    folder = Path(one_page.__file__).parent
-    assert f"```python\n{(folder / 'one_page.py').read_text('utf-8')}```\n" in (folder / "one-page.md").read_text(
-        "utf-8"
-    )
+    file = Path(one_page.__file__)
+    page = file.with_name("one-page.md").read_text("utf-8")
+    assert f"```python\n{file.read_text('utf-8')}```\n" in page

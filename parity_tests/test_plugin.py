@@ -66,6 +66,12 @@ def run(folder, *arguments, tests, **environment):
     )
 
 
+def reported(folder, tests):
+    """(a run with a report, its parity.json)."""
+    done = run(folder, "--parity-report", "report", tests=tests)
+    return done, json.loads((folder / "report" / "parity.json").read_text())
+
+
 @pytest.fixture(scope="module")
 def both(tmp_path_factory):
     """A run with a green test and a red one, with a report and the summary of a job, in a process of xdist's."""
@@ -149,11 +155,10 @@ def test_without_a_check(parity):
 def test_without_the_fixture():
     pass
 """
-    done = run(tmp_path, "--parity-report", "report", tests=tests)
+    done, document = reported(tmp_path, tests)
     assert done.returncode == pytest.ExitCode.OK, done.stdout
     assert "(red): above its bar, and its test passed: it asks for that." in done.stdout
     assert "GREEN: 3 figures, 1 above their bars, as their tests ask (tests: 3 passed)" in done.stdout
-    document = json.loads((tmp_path / "report" / "parity.json").read_text())
     assert document["verdict"] == "green"
     assert [row["test"].partition("::")[2] for row in document["tests"]] == [
         "test_red",
@@ -185,11 +190,11 @@ def test_asks(parity, monkeypatch):
     assert parity.first_difference(None, None)
     parity.tensors("1 activations", {"y": X + 1}, {"y": X + 1})
 """
-    done = run(tmp_path, "--parity-report", "report", tests=LIGHT + tests)
+    done, document = reported(tmp_path, LIGHT + tests)
     assert done.returncode == pytest.ExitCode.OK, done.stdout
     assert "\ntest_port.py::test_asks:\npair: they part\n  JAX      port.py:3  x * 2\n" in done.stdout
     assert "<p>they part</p>" in (tmp_path / "report" / "parity.html").read_text()
-    [test] = json.loads((tmp_path / "report" / "parity.json").read_text())["tests"]
+    [test] = document["tests"]
     assert [check["difference"] for check in test["checks"]] == [{"stage": "forward"}, None]
 
 
@@ -208,18 +213,18 @@ def test_broken(parity):
 def test_beside():
     raise ValueError("no data")
 """
-    done = run(tmp_path, "--parity-report", "report", tests=LIGHT + tests)
+    done, document = reported(tmp_path, LIGHT + tests)
     assert done.returncode == pytest.ExitCode.TESTS_FAILED
     assert "test_port.py::test_shapes: y: shapes differ: ours [5, 4], theirs [4, 4]" in done.stdout
     assert "test_port.py::test_broken: ValueError: no checkpoint" in done.stdout
     assert "RED: 2 failed tests, 1 other failed test (tests: 2 failed)" in done.stdout
-    assert json.loads((tmp_path / "report" / "parity.json").read_text())["verdict"] == "red"
+    assert document["verdict"] == "red"
 
 
 def test_a_report_of_nothing_is_not_green(tmp_path):
-    done = run(tmp_path, "--parity-report", "report", tests="def test_nothing():\n    pass\n")
+    done, document = reported(tmp_path, "def test_nothing():\n    pass\n")
     assert "RED: no test used the parity fixture" in done.stdout
-    assert json.loads((tmp_path / "report" / "parity.json").read_text())["verdict"] == "red"
+    assert document["verdict"] == "red"
 
 
 def test_a_folder_that_is_a_file_is_refused_before_any_test(tmp_path):

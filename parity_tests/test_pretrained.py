@@ -1,6 +1,5 @@
 """Folders that Hugging Face wrote open with `load_pretrained`, and those of `save_pretrained` open there. Gate 9."""
 
-import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +16,7 @@ from transformers import AutoModelForSeq2SeqLM, PreTrainedTokenizerFast
 from jax_tformer import InputError, load_pretrained, save_pretrained
 from jax_tformer.cli import export, train
 from jax_tformer.config import DropoutConfig
+from jax_tformer.files import read_json
 from jax_tformer.functional import transformer
 from jax_tformer.runs.folder import RunFolder, load_trained
 from parity.gates.measure import compared
@@ -52,7 +52,7 @@ def stored(folder):
 
 
 def settings_of(folder):
-    return json.loads((folder / "config.json").read_text())
+    return read_json(folder / "config.json")
 
 
 def require_same(first, second, *settings):

@@ -11,7 +11,6 @@ import pytest
 from hypothesis import HealthCheck, Phase, find, given, seed, settings
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
-from jax_tformer.model import fast
 from parity.gates.measure import ParityError, compared
 from parity_tests.architectures import cases, configs, stacks
 from parity_tests.depth import deep
@@ -27,15 +26,10 @@ QUICK = settings(
     phases=[Phase.generate],
     suppress_health_check=list(HealthCheck),
 )
+pytestmark = pytest.mark.usefixtures("short_blocks")
 PARTS = 6
 """Tests that share the examples, so that several processes can."""
 part_by_part = pytest.mark.parametrize("part", [part if part == 0 else deep(part) for part in range(PARTS)])
-
-
-@pytest.fixture(autouse=True)
-def short_blocks(monkeypatch):
-    """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
-    monkeypatch.setattr(fast, "block_length", lambda length: 4)
 
 
 def figures(case):
@@ -76,14 +70,7 @@ def test_random_caches(part, record, pytestconfig):
     hold(cached_figures, speakers, part, (12, 360), record, pytestconfig)
 
 
-def hold(
-    figures,
-    drawn,
-    part,
-    examples,
-    record,
-    pytestconfig,
-):
+def hold(figures, drawn, part, examples, record, pytestconfig):
     """Requires the figures of one part of `examples` cases, the second number with --deep; records the worst."""
     start = pytestconfig.getoption("--deep")
     worst = {}

@@ -10,7 +10,6 @@ import torch
 from transformers.models.t5.modeling_t5 import T5Attention
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.model import fast
 from jax_tformer.model.embedding import first_distances, relative_buckets
 from parity_tests.test_decoding import model_of, of_cache, stepwise
 from torch_ref.embedding import bucket
@@ -35,12 +34,7 @@ PAIRS = TransformerConfig(
     decoder=replace(STACK, relative_buckets=7, relative_max_distance=9, window=12),
 )
 LENGTHS = Lengths(batch=3, source=15, target=14)
-
-
-@pytest.fixture(autouse=True)
-def short_blocks(monkeypatch):
-    """Attention in blocks of 4 queries: these sequences would otherwise fit into one block."""
-    monkeypatch.setattr(fast, "block_length", lambda length: 4)
+pytestmark = pytest.mark.usefixtures("short_blocks")
 
 
 @pytest.mark.parametrize("causal", [True, False])
@@ -81,7 +75,7 @@ def test_gates_1_and_2(record):
 
 def gate_8():
     """The decoder's logits token by token, from a cache, and at once; compiled anew."""
-    net, params = model_of(PAIRS, weights_for(PAIRS, 0.2))
+    net, params = model_of(PAIRS)
     return of_cache(*stepwise(net, params, batch_for(PAIRS, "left", lengths=LENGTHS), first=3))
 
 

@@ -8,7 +8,6 @@ import re
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +18,9 @@ import torch
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.model.attention import Attention, attend
-from jax_tformer.model.embedding import angles, sinusoidal
+from jax_tformer.model.embedding import angles
 from jax_tformer.model.layers import Norm
-from jax_tformer.model.masks import Mask, position_ids
+from jax_tformer.model.masks import Mask
 from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.documents import (
     ATTENTION_OUTPUT,
@@ -40,6 +39,7 @@ from parity_tests.documents import (
     WEIGHTS,
     assert_prints,
 )
+from parity_tests.test_errata import position_table
 from torch_ref import embedding
 from torch_ref.masks import visible
 
@@ -50,7 +50,7 @@ def test_the_figures_stand_in_the_documents():
     """The literals of documents.py, in one piece and in their order."""
     if not DOCUMENTS.is_dir():
         pytest.skip("needs ../shared/sources")
-    copied: dict[str, list[Any]] = {
+    copied = {
         "000": [DENOMINATORS, POSITIONS, NORMALISED],
         "001": [DENOMINATORS, POSITIONS, ATTENTION_OUTPUT, NORMALISED_SUM, NORMALISED],
         "002": [QUERY, KEYS, VALUES, SCORES, WEIGHTS, OUTPUT],
@@ -74,10 +74,7 @@ def test_position_denominators():
 
 
 def test_position_table():
-    ours = sinusoidal(
-        position_ids(jnp.zeros((1, 10), int), None), 6, interleaved=True, base=10000.0, dtype=jnp.dtype("float64")
-    )
-    assert_prints(ours[0], POSITIONS)
+    assert_prints(position_table(10, 6), POSITIONS)
     assert_prints(embedding.sinusoidal(torch.arange(10.0)[None].double(), 6, 10000.0, interleaved=True)[0], POSITIONS)
 
 

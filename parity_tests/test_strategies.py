@@ -14,7 +14,7 @@ from jax_tformer.decoding.generate import generate, pad_rows
 from jax_tformer.decoding.sampling import History, Step, make_rules, process_logits
 from parity.gates.measure import compared, worst
 from parity_tests.draws import judged, largest
-from parity_tests.generation import Float64, drivable
+from parity_tests.generation import Float64, as_tuples, drivable
 from parity_tests.test_decoding import CACHED, TOKENS, model_of
 from twin.cases import CONFIGS, VOCABULARY, weights_for
 
@@ -38,11 +38,9 @@ SETTINGS = [
     {"bad_words_ids": [[7], *([id, 7 * id % 61] for id in range(61)), *([id, 3, 60 - id] for id in range(61))]},
     {"begin_suppress_tokens": [3, 5, 60]},
 ]
-FORBIDDING = {"top_k", "top_p", "min_p", "no_repeat_ngram_size"} | {
-    "encoder_no_repeat_ngram_size",
-    "bad_words_ids",
-    "begin_suppress_tokens",
-    "min_new_tokens",
+FORBIDDING = {
+    *("top_k", "top_p", "min_p", "no_repeat_ngram_size", "encoder_no_repeat_ngram_size", "bad_words_ids"),
+    *("begin_suppress_tokens", "min_new_tokens"),
 }
 
 
@@ -67,9 +65,7 @@ def processed(settings):
             # Its own default is top_k = 50.
             **{"top_k": 0} | settings,
         )
-    tuples = {name: tuple(settings[name]) for name in settings.keys() & {"begin_suppress_tokens"}}
-    tuples |= {name: tuple(map(tuple, settings[name])) for name in settings.keys() & {"bad_words_ids"}}
-    asked = {"temperature": 1.0} | settings | tuples
+    asked = {"temperature": 1.0} | {name: as_tuples(setting) for name, setting in settings.items()}
     ends = [asked.pop("eos_token_id", -1)]
     rules, limits, banned = make_rules(DecodingConfig(**asked), ends), jnp.full(len(prompts), 10), 0
     for step, (raw, scores) in enumerate(zip(answer.logits, answer.scores, strict=True)):
@@ -106,7 +102,7 @@ def expected_pairs():
 
 def successive(expected):
     """3,000 draws of two tokens, with whatever fault is planted; counted in 4 x 4 groups of tokens by their ids."""
-    net, params = model_of(CONFIGS["gpt2"], weights_for(CONFIGS["gpt2"], 0.2))
+    net, params = model_of(CONFIGS["gpt2"])
     decoding = DecodingConfig(2, temperature=1.0, num_return_sequences=3000)
     [drawn] = generate(net, params, [PROMPT], decoding).tokens
     counts = np.zeros((4, 4))

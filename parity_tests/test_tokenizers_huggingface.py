@@ -1,9 +1,7 @@
 """The ids of a folder's tokenizer, special tokens included, beside those of transformers' AutoTokenizer."""
 
-import json
 import re
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -12,6 +10,7 @@ from transformers import AutoTokenizer
 from jax_tformer.data.tokenizers import _FORCED as FORCED
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.decoding.texts import PromptReader
+from jax_tformer.files import write_json
 from parity_tests.small_tokenizers import NAMED, TEXTS, byte_level, saved, sentence_pieces, word_pieces
 
 GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
@@ -42,11 +41,11 @@ def test_the_tokenizer_of_gpt2():
 def write(folder, tokenizer, model_type, **settings):
     """A folder as older versions wrote it: the tokenizer, its class and settings, and the type of the model."""
     tokenizer.backend_tokenizer.save(str(folder / "tokenizer.json"))
-    (folder / "tokenizer_config.json").write_text(json.dumps(NAMED | settings))
-    (folder / "config.json").write_text(json.dumps({"model_type": model_type}))
+    write_json(folder / "tokenizer_config.json", NAMED | settings)
+    write_json(folder / "config.json", {"model_type": model_type})
 
 
-SETTINGS: list[dict[str, Any]] = [
+SETTINGS = [
     {},
     {"add_bos_token": True},
     {"add_bos_token": False, "add_eos_token": False},

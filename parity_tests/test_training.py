@@ -1,6 +1,5 @@
 """Gates 5, 6 and 7: the optimizer, long trajectories, and training with dropout on."""
 
-from collections.abc import Callable
 from dataclasses import replace
 from itertools import product
 from unittest.mock import patch
@@ -16,7 +15,8 @@ from jax_tformer.functional import transformer
 from jax_tformer.hub.names import slots
 from jax_tformer.model.parameters import kind_of as our_kind
 from jax_tformer.training.optimizer import learning_rate as our_rate
-from parity.gates.measure import Measured, compared, trajectory
+from parity.gates.measure import compared, trajectory
+from parity_tests.depth import deep
 from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
 from torch_ref.layers import Dropout, inject
@@ -24,8 +24,6 @@ from torch_ref.training import kind_of as their_kind
 from torch_ref.training import learning_rate as their_rate
 from twin.bridge import Pair, known_zeros
 from twin.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
-
-Record = Callable[[str, Measured], None]
 
 TRAINABLE = {name: config for name, config in CONFIGS.items() if config.predicts_tokens}
 """Without a head there is nothing to train against."""
@@ -56,10 +54,9 @@ def test_gate_5_optimizer(name, record):
     steps = batches(config, training.steps)
     for std in REGIMES.values():
         pair.load(weights_for(config, std))
-        ours, masks = pair.follow_jax(steps)
-        theirs = pair.follow_torch(steps, masks)
+        ours, figure = pair.follow("5 optimizer", steps)
         assert (ours.gradient_norms > 0.5).sum() > 10, "the clip must fire"
-        record(name, same_path("5 optimizer", config, ours, theirs))
+        record(name, figure)
 
 
 @pytest.mark.parametrize(
@@ -75,9 +72,7 @@ def test_gate_5_optimizer(name, record):
 def test_gate_5_other_settings(optimizer, record):
     config = without_dropout("post-decoder-only")
     pair = TrainingPair(config, weights_for(config, 0.2), optimizer, TrainingConfig(steps=50))
-    steps = batches(config, 50)
-    ours, masks = pair.follow_jax(steps)
-    record("post-decoder-only", same_path("5 optimizer", config, ours, pair.follow_torch(steps, masks)))
+    record("post-decoder-only", pair.follow("5 optimizer", batches(config, 50))[1])
 
 
 @pytest.mark.parametrize("schedule", ["warmup_stable_decay", "linear"])
@@ -90,11 +85,8 @@ def test_gate_5_other_optimizers(model, name, schedule, record):
     rates = RatesConfig(matrices=0.5, tables=2.0, head=0.7, vectors=0.3)
     optimizer = replace(OPTIMIZER, name=name, schedule=schedule, rates=rates)
     pair = TrainingPair(config, weights_for(config, 0.2), optimizer, TrainingConfig(steps=50, batch_size=4))
-    steps = batches(config, 50)
-    ours, masks = pair.follow_jax(steps)
     with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
-        theirs = pair.follow_torch(steps, masks)
-    record(name, same_path("5 optimizer", config, ours, theirs))
+        record(name, pair.follow("5 optimizer", batches(config, 50))[1])
 
 
 def test_gate_5_a_batch_without_labels():
@@ -103,12 +95,12 @@ def test_gate_5_a_batch_without_labels():
     steps = batches(config, 3)
     steps[1] = steps[1] | {"labels": np.full_like(steps[1]["labels"], -100)}
     pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, TrainingConfig(steps=3))
-    ours, masks = pair.follow_jax(steps)
+    ours, figure = pair.follow("5 optimizer", steps)
     assert ours.losses[1] == ours.gradient_norms[1] == 0
-    same_path("5 optimizer", config, ours, pair.follow_torch(steps, masks)).require()
+    figure.require()
 
 
-@pytest.mark.parametrize("length", [100, pytest.param(300, marks=pytest.mark.deep)])
+@pytest.mark.parametrize("length", [100, deep(300)])
 @pytest.mark.parametrize("name", TRAINABLE)
 def test_gate_6_trajectory(name, length, record):
     """100 steps, or 300: in float64 the same to 1e-12, parameters too; in float32 as near to that as PyTorch stays.
@@ -137,14 +129,7 @@ def test_gate_6_trajectory(name, length, record):
     record(name, trajectory("6 trajectory / allowed", *map(np.stack, zip(*losses, strict=True))))
 
 
-@pytest.mark.parametrize(
-    "name",
-    [
-        "vaswani-base",
-        "gpt2",
-        *(pytest.param(n, marks=pytest.mark.deep) for n in ("bert-base", "switches-encoder-decoder")),
-    ],
-)
+@pytest.mark.parametrize("name", ["vaswani-base", "gpt2", deep("bert-base"), deep("switches-encoder-decoder")])
 def test_gate_7_dropout(name, record):
     """All rates on; PyTorch drops what JAX dropped: gates 1, 2 and 5 hold as they do without."""
     config = replace(TRAINABLE[name], dropout=DROPOUT)

@@ -8,7 +8,6 @@ from flax.traverse_util import flatten_dict
 from safetensors.numpy import save_file
 from safetensors.torch import load_file
 
-from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import (
@@ -22,6 +21,7 @@ from jax_tformer.hub.names import (
 )
 from parity.gates.pair import from_torch
 from parity_tests import huggingface
+from tests.refusals import refused
 from torch_ref import reference
 from twin.cases import CONFIGS
 
@@ -79,28 +79,19 @@ NAME = "decoder.blocks.1.self_attention.query.weight"
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        (lambda w: w.pop(NAME), [f"1 missing ({NAME})"]),
-        (lambda w: w.update(surplus=w.pop(NAME)), ["1 unexpected (surplus)", f"1 missing ({NAME})"]),
-        (lambda w: w.update({NAME: w[NAME][:, :47]}), [f"{NAME} is [48, 47], expected [48, 48]"]),
-        (lambda w: w.update({NAME: w[NAME].astype(np.float16)}), [f"{NAME} is float16, expected float32"]),
+        (lambda w: {name: x for name, x in w.items() if name != NAME}, rf"1 missing \({NAME}\)"),
+        (lambda w: w | {"surplus": w.pop(NAME)}, rf"1 missing \({NAME}\).*1 unexpected \(surplus\)"),
+        (lambda w: w | {NAME: w[NAME][:, :47]}, rf"{NAME} is \[48, 47\], expected \[48, 48\]"),
+        (lambda w: w | {NAME: w[NAME].astype(np.float16)}, f"{NAME} is float16, expected float32"),
+        (lambda w: [*w.items(), (NAME, w[NAME])], "1 given twice"),
     ],
-    ids=["missing", "unexpected", "misshaped", "mistyped"],
+    ids=["missing", "unexpected", "misshaped", "mistyped", "doubled"],
 )
 def test_weights_that_do_not_fit(change, said):
     config = CONFIGS["gpt2"]
-    weights = to_reference(noise(config))
-    change(weights)
-    with pytest.raises(WeightsError) as error:
-        from_reference(weights, transformer(config).shapes)
-    assert all(each in str(error.value) for each in said)
-    assert "\n" not in str(error.value)
-
-
-def test_doubled():
-    config = CONFIGS["gpt2"]
-    weights = list(to_reference(noise(config)).items())
-    with pytest.raises(WeightsError, match="1 given twice"):
-        from_reference([*weights, weights[3]], transformer(config).shapes)
+    with refused(said) as error:
+        from_reference(change(to_reference(noise(config))), transformer(config).shapes)
+    assert isinstance(error.value, WeightsError)
 
 
 @pytest.mark.parametrize(
@@ -122,11 +113,12 @@ def test_saving_other_weights_than_the_config_names(tmp_path):
 
 
 def test_files_that_are_not_ours(tmp_path):
-    with pytest.raises(InputError, match="cannot read weights"):
-        load_weights(tmp_path / "absent.safetensors")
     (tmp_path / "junk.safetensors").write_bytes(b"junk")
-    with pytest.raises(InputError, match="cannot read weights"):
-        load_weights(tmp_path / "junk.safetensors")
     save_file({"a": np.zeros(3)}, tmp_path / "foreign.safetensors")
-    with pytest.raises(InputError, match=r"no jax_tformer\.config"):
-        load_weights(tmp_path / "foreign.safetensors")
+    for name, said in (
+        ("absent", "cannot read weights"),
+        ("junk", "cannot read weights"),
+        ("foreign", r"no jax_tformer\.config"),
+    ):
+        with refused(said):
+            load_weights(tmp_path / f"{name}.safetensors")

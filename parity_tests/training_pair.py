@@ -70,6 +70,11 @@ class TrainingPair:
         side.start(self._seed, self.weights)
         return self._path(map(side.step, batches, masks or [None] * len(batches)), side)
 
+    def follow(self, gate, batches):
+        """(our path over these batches, the gate that says whether the reference takes it too)."""
+        ours, masks = self.follow_jax(batches)
+        return ours, same_path(gate, self.config, ours, self.follow_torch(batches, masks))
+
     def _path(self, steps, side):
         losses, norms, tokens, _ = np.array([*steps]).T
         return Path(losses.astype(self.dtype), norms.astype(self.dtype), tokens, side.parameters())

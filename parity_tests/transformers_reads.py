@@ -54,7 +54,7 @@ def _definitions(module, name):
 
 def _reached(module, name):
     """The classes and functions of a module that this one names, and those that they name."""
-    reached: dict[str, ast.ClassDef | ast.FunctionDef] = {}
+    reached = {}
     waiting = [name]
     while waiting:
         for node in _definitions(module, waiting.pop()):

@@ -138,7 +138,7 @@ class Experiments:
             follows = k in self._live and not rows[k].backward and not seen.isdisjoint(rows[k].inputs)
             if follows and not (alone and k in self.values.equal):
                 seen.add(k)
-            if len(seen) > _STEPS * min(len(given), 2):
+            if len(seen) > _STEPS:
                 break
         return sorted(seen - {number})
 

@@ -390,20 +390,3 @@ def test_a_part_that_is_masked_is_not_taken_for_one_that_is_not():
 
     found = first_difference(partial(ours, attend), Module(attend_there), WEIGHTS, [NUMBERS], backward=False)
     assert found.kind == "only theirs masks here, ours does not", str(found)
-
-
-def test_rows_that_are_chosen_wrong_are_named_although_theirs_are_repeated_only_when_added():
-    class Chosen(Module):
-        def forward(self, x, ids):
-            both = torch.stack([x, self.up(x)]) * ids[..., None] + self.positions(torch.arange(6) % 5)[None]
-            return torch.tanh(self.down(both))
-
-    def chosen(p, x, ids):
-        rows = p["positions"][ids]
-        both = jnp.stack([x, x @ p["up"].T]) * ids[..., None] + rows
-        return jnp.tanh(both @ p["down"].T)
-
-    inputs = {"x": NUMBERS, "ids": np.tile([1, 1, 1, 1, 0, 0], (2, 1))}
-    found = first_difference(chosen, Chosen(same), WEIGHTS, inputs, backward=False)
-    assert found.ours.source.startswith("rows = "), str(found)
-    assert found.sure

@@ -211,10 +211,7 @@ def repaired(ours: Start, theirs: Start) -> tuple[int, int] | None:
             continue
         for j in theirs.near:
             there = other.array(j)
-            if there is None or other.copies(j):
-                continue
-            # Theirs may be repeated where it is added to others, as positions are.
-            for moved in layouts(here, there)[:_ORDERS] or _in_shape(there, here.shape):
+            for moved in [] if there is None or other.copies(j) else layouts(here, there)[:_ORDERS]:
                 if experiments.goes_on(i, moved) is not None:
                     proves = i not in values.outputs.values() or not _another_line(values, i, ours.number)
                     return (i, j) if proves else None

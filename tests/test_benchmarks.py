@@ -44,7 +44,7 @@ def branches(tree):
         (decoding, ("gpt2, batch 2, greedy", "beam search", "HF, static cache", "BART (HF)", "torch_ref", "GB/s")),
         (train_step, ("vaswani-base, 2 x 6 source and 8 tokens", "jax_tformer", "torch_ref", "HF", "GFLOP/s")),
         (startup, ("from the command to the first step",)),
-        (processes, ("two / one",)),
+        pytest.param(processes, ("two / one",), marks=pytest.mark.deeper),
         (optimizers, ("muon", "sgd", "by learning rate", "processor ms a step", "MiB")),
         (corpus, ("encode_batch / tokenize", "the same losses, to the bit")),
     ],

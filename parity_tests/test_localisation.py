@@ -29,12 +29,11 @@ QUICK = {
     ("our two stacks", "tied head untied"),
 }
 NOT_SURE = {
-    ("our training", "L2 in the gradient instead of decoupled decay"),
     ("our training", "decay of biases and norms too"),
     ("our training", "schedule off by one"),
     ("our training", "learning rate rounded to float32"),
 }
-"""What the tool says that it is not sure of; all else it names. The last three it calls by their kind."""
+"""What the tool says that it is not sure of; and calls by its kind; all else it names."""
 pytestmark = pytest.mark.usefixtures("as_others_write")
 
 

@@ -90,7 +90,8 @@ class Experiments:
         returned = not self._returned.keys().isdisjoint(known)
         # What ran to its end, and returns something else still, parts again however short it was.
         ended = not alone and not {i for i, _ in run}.isdisjoint(self._returned.values())
-        agreement = Agreement(returned, len(set(known)), known[0])
+        agreeing = {(row.place[:2], row.operation) for row in (self.other.rows[j] for j in known)}
+        agreement = Agreement(returned, len(agreeing), known[0])
         return agreement if returned or agreement.agreeing >= _ENOUGH or (apart <= _APART and not ended) else None
 
     def _run_on(
@@ -157,6 +158,7 @@ class Agreement(NamedTuple):
     returned: bool
     """Whether something that is returned agrees."""
     agreeing: int
+    """Operations, not values: what one line makes of every weight, or in every layer, proves no more than once."""
     first: int
     """The first such value of the other side."""
 

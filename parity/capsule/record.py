@@ -20,8 +20,8 @@ import numpy as np
 from parity.capsule.files import CapsuleReader, DamageError, new_capsule
 from parity.capsule.followed import packed
 from parity.gates.measure import NARROW, SAMPLES, ParityError, relative_error, require_gates, zero_scales
-from parity.gates.projection import RECIPE, Inputs, Tensors, Values, projection, rounded, varied
-from parity.gates.pytrees import is_floating
+from parity.gates.projection import RECIPE, Inputs, Values, projection, rounded, varied
+from parity.gates.pytrees import Tensors, is_floating
 from parity.versions import versions_of
 
 if TYPE_CHECKING:

@@ -10,8 +10,8 @@ import numpy as np
 
 from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
-from parity.gates.projection import Inputs, Tensors, Values, projected, rounded
-from parity.gates.pytrees import is_array, is_floating, paths, replaced
+from parity.gates.projection import Inputs, Values, projected, rounded
+from parity.gates.pytrees import Tensors, is_array, is_floating, paths, replaced
 
 FLOAT64: dict[str, dict[str, Any]] = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
 """Compiler options by platform: XLA's fusions for YNNPACK were seen to read memory that nobody wrote."""

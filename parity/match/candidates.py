@@ -9,7 +9,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from parity.gates.layout import Layout
-from parity.gates.pytrees import is_floating
+from parity.gates.pytrees import Tensors, is_floating
 from parity.match.parameter_names import ParameterName, understand
 
 EQUAL = 1000.0
@@ -110,7 +110,7 @@ def parameters(flat: Mapping[str, Any]) -> list[Parameter]:
     return [Parameter(path, shape, (path,), (), meanings[path], places[path]) for path, shape in shapes.items()]
 
 
-def numbers_of(flat: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def numbers_of(flat: Mapping[str, Any]) -> Tensors:
     """What our parameters hold, by path, of those that hold anything yet."""
     arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
     return {path: array.astype(np.float64, copy=False) for path, array in arrays.items() if is_floating(array)}

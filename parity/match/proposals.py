@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from parity.gates.layout import Layout
-from parity.gates.projection import Tensors
+from parity.gates.pytrees import Tensors
 from parity.match.candidates import EQUAL, Candidate, Named, Parameter, Proposal, Tensor, with_families
 from parity.match.layouts import Fusion, fusions, layouts, rotaries, same
 from parity.match.parameter_names import Likeness

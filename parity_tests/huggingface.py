@@ -9,7 +9,7 @@ from torch.nn import functional as F
 from jax_tformer.config import TransformerConfig
 from jax_tformer.hub.families import from_huggingface
 from parity.gates.measure import worst
-from parity.gates.pair import Result, from_torch, to_torch
+from parity.gates.pair import Values, from_torch, to_torch
 from parity.islands import Float64
 from parity_tests.oracles import ENTRIES
 from torch_ref import reference
@@ -98,7 +98,7 @@ class Oracle:
             name: from_torch(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
             for name, tensor in self.kept().items()
         }
-        return Result(
+        return Values(
             {name: from_torch(tensor.detach()) for name, tensor in activations.items()},
             from_huggingface(self.json, gradients)[1],
         )

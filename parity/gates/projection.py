@@ -200,9 +200,9 @@ class Values:
 
     outputs: Tensors
     gradients: Tensors
-    """Of the projection, by the side's own names."""
+    """Of the loss, by the side's own names."""
     loss: Any = 0.0
-    """The projection."""
+    """The projection, unless the pair has its own."""
 
     def converted(self, weights: Tensors, back: Callable[[Tensors], Tensors]) -> "Values":
         """With gradients as `back` converts them; of a side whose `weights` without a gradient have one of zero."""

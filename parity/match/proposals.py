@@ -265,8 +265,8 @@ def _against(one: Candidate, seen: Mapping[tuple[str, bool, int], Counter[tuple[
         [(usual, _)] = voted.most_common(1)
     elif not (one.tensor.kind == "Embedding" or said == "embedding" or (said == "weight" and not turned)):
         weight = 1.0 if said == "kernel" else 0.3
-        inputs_first = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
-        usual = usual if turned else inputs_first.get(len(order), order)
+        # Axes of space, then inputs, then outputs.
+        usual = usual if turned else (*usual[2:], *usual[1::-1])
     return weight * (order != usual)
 
 

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, product
+from itertools import chain, combinations
 from typing import Any, TypeVar
 
 import numpy as np
@@ -139,9 +139,9 @@ def with_families(named: Sequence[Named]) -> list[Named]:
 def _family(template: str, family: Mapping[tuple[int, ...], Named]) -> Named | None:
     """Those of several layers as one, if all are there, and of one shape."""
     counts = tuple(len(set(numbers)) for numbers in zip(*family, strict=True))
-    spoken = list(zip(*([number[0] for number in one.meaning.numbers] for one in family.values()), strict=False))
+    spoken = list(zip(*([number.spoken for number in one.meaning.numbers] for one in family.values()), strict=False))
     places = [spoken.index(numbers) for numbers in zip(*family, strict=True) if numbers in spoken]
-    whole = sorted(family) == list(product(*map(range, counts))) and len({one.shape for one in family.values()}) == 1
+    whole = sorted(family) == [*np.ndindex(counts)] and len({one.shape for one in family.values()}) == 1
     if not whole or len(places) < len(counts):
         return None
     members = tuple(family[numbers].name for numbers in sorted(family))

@@ -10,7 +10,8 @@ import numpy as np
 
 from parity.gates.layout import Layout
 from parity.gates.pytrees import Tensors, is_floating
-from parity.match.parameter_names import ParameterName, understand
+from parity.match.parameter_names import understand
+from parity.match.parameter_paths import ParameterName
 
 EQUAL = 1000.0
 """What equal numbers add to a score: more than anything else can say."""
@@ -42,8 +43,6 @@ class Tensor(Parameter):
 
     aliases: tuple[ParameterName, ...]
     """What its other names say, where it is shared."""
-    kind: str
-    """The class of its module."""
     buffer: bool
     trained: bool
     heads: tuple[int, ...]

@@ -37,18 +37,16 @@ def tensors(module: nn.Module) -> tuple[list[Tensor], Tensors]:
             meaning=names[name],
             place=index / max(len(held) - 1, 1),
             aliases=tuple(others[other] for other in tied if tied[other] == name),
-            kind=kinds[name],
             buffer=name in buffers,
             trained=name in parameters and tensor.requires_grad,
             heads=_heads(module, name),
         )
         for index, (name, tensor) in enumerate(held.items())
     ]
-    return found, {name: _array(tensor) for name, tensor in held.items()}
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    return np.zeros(tuple(tensor.shape), np.float32) if tensor.is_meta else from_torch(tensor)
+    return found, {
+        name: np.zeros(tuple(tensor.shape), np.float32) if tensor.is_meta else from_torch(tensor)
+        for name, tensor in held.items()
+    }
 
 
 def _kind(module: nn.Module, name: str) -> str:

@@ -6,9 +6,9 @@ name becomes a set of common words, so that two names can be compared, and score
 
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import replace
 
-from parity.match.parameter_paths import Leaf, Number, SplitPath, listed, ranks, spelled, split_path
+from parity.match.parameter_paths import Number, ParameterName, listed, ranks, spelled, split_path
 
 _IN, _OUT = ("in", "proj"), ("out", "proj")
 """The fused projection of PyTorch's attention, and the one after it."""
@@ -58,20 +58,6 @@ _WEIGHTS = {
 """How much it says that two names share a word, or that one of them lacks it; other words count 1."""
 
 
-@dataclass(frozen=True)
-class ParameterName:
-    """What one name says."""
-
-    leaf: Leaf
-    said: str
-    """The word for the leaf as it stands there: kernel, weight, scale ..."""
-    words: frozenset[str]
-    numbers: tuple[Number, ...]
-    """The layer numbers in it."""
-    parent: str
-    """The path of the module."""
-
-
 def understand(paths: Mapping[str, str]) -> dict[str, ParameterName]:
     """Every path of one side -> what it says. `paths` has the kind of each: its module's class, or its rank."""
     split = [split_path(path, kind) for path, kind in paths.items()]
@@ -79,7 +65,7 @@ def understand(paths: Mapping[str, str]) -> dict[str, ParameterName]:
     return {one.path: _understood(one, numbers[one.path]) for one in split}
 
 
-def _understood(one: SplitPath, known: Mapping[tuple[int, int], Number]) -> ParameterName:
+def _understood(one: ParameterName, known: Mapping[tuple[int, int], Number]) -> ParameterName:
     """Reads one name from left to right, then what it says of the place that it has come to."""
     place, found, in_layer = "", set[str](), False
     numbers: list[Number] = []
@@ -142,7 +128,7 @@ def _understood(one: SplitPath, known: Mapping[tuple[int, int], Number]) -> Para
         numbers.append(ordinal)
     if "Conv" in one.kind and "Conv1D" not in one.kind:
         found.add("conv")
-    return ParameterName(one.leaf, one.said, frozenset({*found, place} - {""}), tuple(numbers), one.parent)
+    return replace(one, words=frozenset({*found, place} - {""}), numbers=tuple(numbers))
 
 
 def _place(words: Set[str], before: str) -> str:

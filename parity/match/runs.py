@@ -111,9 +111,8 @@ def converted(proposals: Sequence[Proposal], weights: Tensors) -> Tensors:
 
 
 def _shaken(name: str, array: np.ndarray) -> np.ndarray:
-    rng = np.random.default_rng([len(name), *name.encode()])
     # A module that nobody has given weights yet holds what was in memory.
     array = np.where(np.abs(array) < 1e3, array, 0.0).astype(np.float64)
-    noise, fan = rng.standard_normal(array.shape), array.size / max(array.shape, default=1)
+    noise, fan = projection(name, array.shape), array.size / max(array.shape, default=1)
     moved: np.ndarray = array + noise * min(0.2, fan ** (-0.5))
     return np.abs(array) * np.exp(0.2 * noise) if name.endswith("var") else moved

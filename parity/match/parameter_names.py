@@ -133,7 +133,7 @@ def _understood(one: ParameterName, known: Mapping[tuple[int, int], Number]) -> 
 
 def _place(words: Set[str], before: str) -> str:
     """The part of a model that a component with these words is in, or the one `before` it."""
-    place, attends = before, words & _ATTENTION
+    attends = words & _ATTENTION
     if words & _CROSS or (attends and words & {"encoder", "enc", "memory"}) or words == {"multihead", "attn"}:
         place = "cross"
     elif attends:

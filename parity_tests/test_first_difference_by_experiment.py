@@ -210,6 +210,37 @@ def test_what_agrees_for_one_step_alone_shows_nothing():
     assert "without it" not in (found.kind or ""), str(found)
 
 
+def test_what_differs_by_very_little_is_not_taken_for_what_was_left_out():
+    """Whatever is left out of a step with so small a share changes little, and what it changes counts as equal."""
+
+    def gated(p, x, h, by=1 + 3e-9):
+        for _ in range(2):
+            h = jax.nn.sigmoid((x + p["bias"]) * by) * h + jnp.tanh(x)
+        return h
+
+    def gated_there(m, x, h):
+        for _ in range(2):
+            h = torch.sigmoid(x + m.norm.bias) * h + torch.tanh(x)
+        return h
+
+    found = first_difference(partial(ours, gated), Module(gated_there), WEIGHTS, [NUMBERS], backward=False)
+    assert found
+    assert found.ours.source.startswith("h = jax.nn.sigmoid"), str(found)
+    assert "where" not in (found.kind or ""), str(found)
+
+
+def test_the_other_sign_is_named_at_the_factor_that_has_it():
+    def turned(p, x, h):
+        inverse = p["scale"] / jnp.sqrt(h.var(-1, keepdims=True) + 1e-5)
+        return inverse * (h.mean(-1, keepdims=True) - h) + p["bias"]
+
+    found = first_difference(
+        partial(ours, turned), Module(lambda m, x, h: m.norm(h)), WEIGHTS, [NUMBERS], backward=False
+    )
+    assert found.kind == "ours has the other sign", str(found)
+    assert found.ours.source.startswith("return inverse"), str(found)
+
+
 def test_a_formula_in_another_arrangement_is_not_taken_for_the_fault_behind_it():
     """Theirs scales both factors, so that our product has no equal in a right port either."""
 

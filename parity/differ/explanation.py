@@ -151,7 +151,8 @@ def explain(
         sure, mended = False, repaired(first, second)
         if mended is not None and not is_routed(ours, mended[0]):
             sure = not first.constants and ours.site(mended[0]).line == places[0].line
-            if len(here) == 1:
+            # Where they share nothing but a weight, they multiply different values by it, and those agree.
+            if len(here) == 1 and not all(ours.parameter(i) for i, _ in shared(first, second)):
                 places = ours.site(mended[0]), theirs.site(mended[1])
     sure = sure and not grown and (bool(what) or not hidden)
     return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)

@@ -74,6 +74,12 @@ def two_branches(m, x, h):
     return h
 
 
+def two_layers(m, x, h):
+    for _ in range(2):
+        h = h + torch.tanh(m.up(m.norm(h)))
+    return m.norm(h)
+
+
 def table(first, second):
     """Of angles, in two halves that are read apart."""
     angles = np.arange(6)[:, None] / 10.0 ** np.arange(3)
@@ -138,6 +144,11 @@ CASES = {
         "theirs adds `branch = torch.tanh(branch * 1.1 + 0.1)`",
     ),
     "two branches less": (same, two_branches, "theirs adds the result of aten.add here, ours goes on as without it"),
+    "two layers less behind one norm, so that the next weight is read there": (
+        lambda p, x, h: normalise(p, h),
+        two_layers,
+        "here, ours goes on as without it",
+    ),
     "a table less, before another place at which both scale what they agree on": (
         lambda p, x, h: (jnp.tanh(x) / 3) @ normalise(p, h).T,
         lambda m, x, h: (torch.tanh(x) * 3**-0.5) @ (m.norm(h + m.positions(torch.arange(6))) * 3**-0.5).T,

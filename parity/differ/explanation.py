@@ -25,7 +25,7 @@ from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
 from parity.differ.row_sets import RowIndex, is_routed
-from parity.differ.substitution import WAYS, experiment, repaired
+from parity.differ.substitution import WAYS, experiment, of_same_weight, repaired
 from parity.differ.values import Site, Value, Values
 from parity.differ.weights import Held, error_of, other_weights, read_by_both
 from parity.gates.measure import ParityError
@@ -119,8 +119,8 @@ def explain(
         return Difference("parameters", *places, (), order, True, True, weights, **about)
     hidden = f"{first.row.operation} in JAX" in ours.opaque
     wrong, code = read_by_both(first, second, held_by) if together and not hidden else (None, False)
-    if wrong and stage == "forward" and experiment(sides, first, second, (here, there), WAYS[:2]):
-        wrong = None  # it is what is multiplied by the weight that is another, or a layer that one side lacks
+    if wrong and stage == "forward" and experiment(sides, first, second, (here, there), (of_same_weight,)):
+        wrong = None  # it is what is multiplied by the weight that is another
     agreed = _agreed(first, second)
     if wrong is None and stage != "backward" and not hidden and not grown:
         what = kind(first, second) if together and not origin.inherited else None
@@ -151,8 +151,7 @@ def explain(
         sure, mended = False, repaired(first, second)
         if mended is not None and not is_routed(ours, mended[0]):
             sure = not first.constants and ours.site(mended[0]).line == places[0].line
-            # Where they share nothing but a weight, they multiply different values by it, and those agree.
-            if len(here) == 1 and not all(ours.parameter(i) for i, _ in shared(first, second)):
+            if len(here) == 1:
                 places = ours.site(mended[0]), theirs.site(mended[1])
     sure = sure and not grown and (bool(what) or not hidden)
     return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)

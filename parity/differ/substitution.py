@@ -275,7 +275,7 @@ def _other_operand(experiments: Experiments, start: Start, partner: Start | None
         yield from _reading(experiments, start, [(j, None) for j in partner.agreed])
 
 
-def _of_same_weight(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
+def of_same_weight(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
     """This side multiplies another value by the weight that it reads."""
     values, other = experiments.values, experiments.other
     weights = [j for i in start.row.inputs if values.parameter(i) for j in values.equal.get(i, ())]
@@ -431,9 +431,9 @@ def _other_sign(experiments: Experiments, start: Start, partner: Start | None, o
 
 
 Way = Callable[[Experiments, Start, Start | None, _Starts], Iterator[_Shown]]
-WAYS: Sequence[Way] = (_left_out, _of_same_weight, _other_operand, _other_table, _other_sign, _other_axes)
-"""What may be done differently. The first two may look as if another weight were read; the last is not asked where axes
-of what both read are exchanged: perhaps because weights are."""
+WAYS: Sequence[Way] = (_left_out, of_same_weight, _other_operand, _other_table, _other_sign, _other_axes)
+"""What may be done differently. The last is not asked where axes of what both read are exchanged: perhaps because
+weights are."""
 
 
 def _site_of_other(experiments: Experiments, shown: _Shown, partner: Start | None, starts: Sequence[Start]) -> Site:

@@ -1,6 +1,7 @@
 """The third oracle: Hugging Face's own models, of reduced configs, with random weights, run on our batches."""
 
 from contextlib import contextmanager, nullcontext
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -72,12 +73,13 @@ class Oracle:
         """Ours of both frameworks, with random weights, which the model gets as well."""
         return Pair(self.config, self.load(self.random_weights(std, seed)), dtype, optimised=dtype == "float32")
 
-    def run(self, batch):
+    def run(self, batch, *, backward=True):
         """Forward and backward; activations and gradients are named as ours."""
         arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
         for tensor in self.kept().values():
             tensor.grad = None
-        with _told_positions(self.model, self.entry.position_tables, arrays), self.whole():
+        told = _told_positions(self.model, self.entry.position_tables, arrays)
+        with told, self.whole(), torch.set_grad_enabled(backward):
             output = self.model(**self._inputs(arrays))
         first = self.entry.to_logits(self.model, output[0])
         outputs = {"logits": first}
@@ -92,16 +94,16 @@ class Oracle:
             loss = cross_entropy(logits, arrays["labels"])
             losses = F.cross_entropy(logits.flatten(0, 1), arrays["labels"].flatten(), reduction="none")
             activations["loss of each token"] = losses.view(arrays["labels"].shape)
-        loss.backward()
         activations["loss"] = loss
+        found = Result({name: from_torch(tensor.detach()) for name, tensor in activations.items()})
+        if not backward:
+            return found
+        loss.backward()
         gradients = {
             name: from_torch(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
             for name, tensor in self.kept().items()
         }
-        return Result(
-            {name: from_torch(tensor.detach()) for name, tensor in activations.items()},
-            from_huggingface(self.json, gradients)[1],
-        )
+        return replace(found, gradients=from_huggingface(self.json, gradients)[1])
 
     def logits(self, *ids, model=None):
         """Of sequences without padding (a source and a target, or one), by this model or another of its class."""

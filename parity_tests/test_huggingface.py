@@ -102,7 +102,8 @@ def narrow_samples(name, dtype, draws, *, backward, **settings):
             weights = {key: array.astype(pair.dtype).astype(np.float64) for key, array in raw.items()}
             narrow.load(weights)
             pair.load(exact.load(weights))
-            truth, theirs, whole = exact.run(batch), narrow.run(batch), masked(batch)
+            truth, theirs = (oracle.run(batch, backward=backward) for oracle in (exact, narrow))
+            whole = masked(batch)
             ours = pair.run_jax(whole) if backward else Result(forward(pair.params, jax.device_put(whole)))
             mine, other, true = (
                 comparable(exact.config, batch, {key: np.asarray(x) for key, x in side.activations.items()})
@@ -111,7 +112,7 @@ def narrow_samples(name, dtype, draws, *, backward, **settings):
             )
             # Rounded to the type of theirs: attention weights and logits are float32 here, and bfloat16 there.
             mine = {key: array.astype(other[key].dtype) for key, array in mine.items()}
-            scales = norms(true) | known_zeros(exact.config, truth.gradients)
+            scales = norms(true) | (known_zeros(exact.config, truth.gradients) if backward else {})
             samples.append(Sample(mine, other, true, scales))
         yield samples
 

@@ -1,5 +1,7 @@
 """Hugging Face's models beyond small sizes: positions past 500 and past windows, and models of 110 and 124 million."""
 
+import gc
+
 import pytest
 
 from parity.gates.measure import FLOAT32, compared, quality
@@ -60,7 +62,12 @@ WIDE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, 
     ],
 )
 def test_gate_3_at_full_size(name, sizes, count, record):
-    """What is computed forward in float32, beside Hugging Face's own, both beside its float64."""
+    """What is computed forward in float32, beside Hugging Face's own, both beside its float64.
+
+    Three draws, because a batch has few tokens: of one draw, the loss of a single token can decide, by luck.
+    """
     assert sum(tensor.numel() for tensor in Oracle(name, "float32", **sizes).kept().values()) == count
-    for samples in narrow_samples(name, "float32", 1, backward=False, **sizes):
+    for samples in narrow_samples(name, "float32", 3, backward=False, **sizes):
         record(f"huggingface {name}, full size", quality("3 float32 / allowed", samples, FLOAT32))
+    # A model and its hooks hold each other: 4 GB would stay beside the next one.
+    gc.collect()

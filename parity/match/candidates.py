@@ -1,7 +1,7 @@
 """What is to be matched: our parameters, the module's tensors, and which of them in which layout one may be."""
 
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import chain, combinations, product
 from typing import Any, TypeVar
@@ -31,6 +31,10 @@ class Parameter:
     place: float
     """Where it stands among all of its side, 0 to 1."""
 
+    def each_layer(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        """The members, each with its place on the axes of the layers."""
+        return zip(self.members, np.ndindex(self.layers), strict=True)
+
 
 @dataclass(frozen=True)
 class Tensor(Parameter):
@@ -50,8 +54,9 @@ class Tensor(Parameter):
 
 @dataclass(frozen=True)
 class Candidate:
-    """A tensor, or a part of it, in one layout; of several tensors each has its own."""
+    """A tensor that one of ours may be, or a part of it, in one layout; of several tensors each has its own."""
 
+    ours: Parameter
     tensor: Tensor
     layouts: tuple[Layout, ...]
     named: float
@@ -87,7 +92,6 @@ class Candidate:
 class Proposal:
     """What was chosen for one of our parameters."""
 
-    ours: Parameter
     chosen: Candidate
     others: tuple[Candidate, ...]
     """What else it could be: the best of each tensor or part of the same size, and other layouts."""

@@ -6,7 +6,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import numpy as np
 from torch import nn
 
 from parity.gates.jax_side import exactly
@@ -14,7 +13,7 @@ from parity.gates.pytrees import is_floating, paths
 from parity.gates.weight_map import Weight
 from parity.match.candidates import Parameter, Proposal, Tensor, numbers_of, parameters
 from parity.match.module_tensors import is_constant, tensors
-from parity.match.proposals import Matcher
+from parity.match.proposals import proposed
 from parity.match.runs import Runs
 from parity.match.verification import verified
 from parity.match.weight_match import Confidence, MatchRow, WeightMatch, as_row, as_weights
@@ -56,7 +55,7 @@ def match_weights(
         raise ValueError("module is on the meta device, without numbers; expected one that can be run")
     theirs, arrays = tensors(module)
     sides = parameters(flat), theirs
-    proposals = Matcher(*sides, numbers_of(flat), arrays).proposals()
+    proposals = proposed(*sides, numbers_of(flat), arrays)
     without = _without_equal(*sides, proposals)
     green, matters = False, dict[str, bool]()
     if ours is None:
@@ -89,7 +88,7 @@ def _idle(module: nn.Module, proposals: Sequence[Proposal]) -> tuple[str | Weigh
 
 
 def _rows(proposal: Proposal, green: bool) -> Iterator[MatchRow]:
-    reason, ours = proposal.reason, proposal.ours
+    reason, ours = proposal.reason, proposal.chosen.ours
     confidence: Confidence = "likely" if proposal.sure else "unsure"
     if green and proposal.free:
         reason += "; the outputs do not depend on it"
@@ -97,7 +96,7 @@ def _rows(proposal: Proposal, green: bool) -> Iterator[MatchRow]:
         confidence = "verified"
         if not proposal.sure:
             reason = "tie broken by running both"
-    for path, numbers in zip(ours.members, np.ndindex(ours.layers), strict=True):
+    for path, numbers in ours.each_layer():
         yield MatchRow(path, ours.shape, as_row(as_weights(proposal.chosen, numbers)), confidence, reason)
 
 
@@ -105,7 +104,7 @@ def _without_equal(
     ours: Sequence[Parameter], theirs: Sequence[Tensor], proposals: Sequence[Proposal]
 ) -> dict[str, str]:
     """Our parameters that no row is for, and why that may be."""
-    found = {path for one in proposals for path in one.ours.members}
+    found = {path for one in proposals for path in one.chosen.ours.members}
     tied = [tensor.name for tensor in theirs for other in tensor.aliases if "head" in other.words]
     why = "nothing that fits its shape and its name is left"
     shared = f"the module shares its head with {tied[0]}: tie yours too, or untie theirs" if tied else why
@@ -120,7 +119,8 @@ def _left_over(module: nn.Module, proposals: Sequence[Proposal], matters: Mappin
     """What of the module no row takes, and why that may be."""
     held = Counter[str]()
     for one in proposals:
-        numbers = math.prod((*one.ours.layers, *one.ours.shape)) // math.prod(one.chosen.tensor.layers)
+        ours = one.chosen.ours
+        numbers = math.prod((*ours.layers, *ours.shape)) // math.prod(one.chosen.tensor.layers)
         held.update(dict.fromkeys(one.chosen.tensor.members, numbers))
     said = {}
     parameters = dict(module.named_parameters())

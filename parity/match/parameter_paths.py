@@ -1,9 +1,10 @@
 """The path of a parameter in words: components, the leaf at its end, and the numbers in it."""
 
 import re
+from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 Leaf = Literal["weight", "bias", "mean", "variance"]
 
@@ -75,23 +76,26 @@ def split_path(path: str, kind: str) -> SplitPath:
     return SplitPath(path, leaf, said, rest, parent, kind)  # type: ignore[arg-type]
 
 
-Ranks = dict[tuple[str, tuple[int, int]], tuple[int, int]]
-"""(path, place of a number in it) -> (its rank among the numbers found in this place, how many there are)."""
+class Number(NamedTuple):
+    """A number in a path, and its rank among the numbers that are found in this place, of which there are `total`."""
+
+    spoken: int
+    rank: int
+    total: int
 
 
-def ranks(split: Sequence[SplitPath]) -> Ranks:
-    """The ranks of all numbers in these paths: of those that differ in one number alone."""
-    families: dict[object, dict[int, list[tuple[str, tuple[int, int]]]]] = {}
+def ranks(split: Sequence[SplitPath]) -> dict[str, dict[tuple[int, int], Number]]:
+    """Path -> (component, word) -> the number there, ranked among those of paths that differ in it alone."""
+    families = defaultdict[object, dict[int, list[tuple[str, tuple[int, int]]]]](lambda: defaultdict(list))
     for one in split:
         for index, part in enumerate(one.parts):
             for position, word in enumerate(part):
                 if word.isdigit():
                     around = one.parts[:index], part[:position], part[position + 1 :], one.parts[index + 1 :]
-                    family = families.setdefault((around, one.leaf, one.kind), {})
-                    family.setdefault(int(word), []).append((one.path, (index, position)))
-    return {
-        place: (rank, len(numbers))
-        for numbers in families.values()
-        for rank, number in enumerate(sorted(numbers))
-        for place in numbers[number]
-    }
+                    families[around, one.leaf, one.kind][int(word)].append((one.path, (index, position)))
+    found = defaultdict[str, dict[tuple[int, int], Number]](dict)
+    for numbers in families.values():
+        for rank, spoken in enumerate(sorted(numbers)):
+            for path, place in numbers[spoken]:
+                found[path][place] = Number(spoken, rank, len(numbers))
+    return found

@@ -2,13 +2,17 @@
 
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import chain, product
+from typing import Any
 
 import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from parity.gates.layout import Layout
+from parity.gates.projection import Tensors
 from parity.match.candidates import EQUAL, Candidate, Named, Parameter, Proposal, Tensor, with_families
 from parity.match.layouts import Fusion, fusions, layouts, rotaries, same
 from parity.match.parameter_names import Likeness
@@ -19,6 +23,8 @@ CLEAR = 2.0
 """How far the best must be ahead of the next for the names to decide."""
 FUSIONS = (("query", "key", "value"), ("key", "value"), ("gate", "up"), ("r", "z", "n"), ("reset", "update", "new"))
 """What modules keep as one matrix, in the order in which it is fused."""
+Found = dict[str, list[Candidate]]
+"""Our parameter -> what it may be."""
 Bonus = Mapping[tuple[object, ...], float]
 """(module of ours, module of theirs) or (module of theirs, role, style) -> what it adds to a score."""
 ROTARY = "rotary"
@@ -27,218 +33,213 @@ SAME_STYLE = 6.0
 """What it adds to a score that a parameter with equal numbers beside it is fused in the same style."""
 
 
-class Matcher:
-    """Finds for each of our parameters the tensor that it most likely is."""
+def proposed(
+    ours: Sequence[Parameter],
+    theirs: Sequence[Tensor],
+    our_numbers: Tensors,
+    their_numbers: Tensors,
+    error: float | None = None,
+) -> list[Proposal]:
+    """For each of our parameters the tensor that it most likely is: the best assignment, each tensor or part once.
 
-    def __init__(
-        self,
-        ours: Sequence[Parameter],
-        theirs: Sequence[Tensor],
-        our_numbers: Mapping[str, np.ndarray],
-        their_numbers: Mapping[str, np.ndarray],
-        error: float | None = None,
-    ) -> None:
-        """Where the numbers are gradients, and no weights, `error` is how far apart equal ones may be."""
-        self.likeness = Likeness(
-            [one.meaning for one in ours],
-            [name for tensor in theirs for name in (tensor.meaning, *tensor.aliases)],
-        )
-        self.ours, self.theirs = with_families(ours), with_families(theirs)
-        self.their_numbers, self.error = their_numbers, error
-        self.our_numbers = {
-            one.name: np.stack([our_numbers[name] for name in one.members]) if one.layers else our_numbers[one.name]
-            for one in self.ours
-            if our_numbers.keys() >= {*one.members}
-        }
-        self.largest = {name: np.abs(array).max(initial=0.0) for name, array in self.our_numbers.items()}
-        self.candidates: dict[str, list[Candidate]] = {one.name: [] for one in self.ours}
-        for one in self.ours:
-            for tensor in self.theirs:
-                self._add_alone(one, tensor)
-        self._add_fused()
-        self._choose_orders()
-        self._all_or_each()
+    A parameter that fits nothing is left out. Where the numbers are gradients, and no weights, `error` is how far apart
+    equal ones may be.
+    """
+    likeness = Likeness(
+        [one.meaning for one in ours],
+        [name for tensor in theirs for name in (tensor.meaning, *tensor.aliases)],
+    )
+    ours, theirs = with_families(ours), with_families(theirs)
+    largest = {path: np.abs(array).max(initial=0.0) for path, array in our_numbers.items()}
+    found: Found = {one.name: [] for one in ours}
+    for one in chain(_alone(ours, theirs, likeness), _fused(ours, theirs, likeness)):
+        # What ours has of several layers, each by itself, has its layers on whole axes.
+        if all(len(axis) == 1 for layout in one.layouts for axis in layout.ours[: len(one.ours.layers)]):
+            equal = _equal(one, our_numbers, their_numbers, largest, error)
+            found[one.ours.name].append(replace(one, score=one.score + EQUAL * equal))
+    found = _all_or_each(_in_usual_orders(found))
+    bonus: Bonus = {}
+    for _ in range(3):
+        chosen = _assigned(found, bonus)
+        bonus = _kinship(chosen)
+    return [_explained(one, found[one.ours.name], bonus) for one in chosen]
 
-    def proposals(self) -> list[Proposal]:
-        """The best assignment, each tensor or part once; a parameter that fits nothing is left out."""
-        bonus: Bonus = {}
-        for _ in range(3):
-            chosen = self._assigned(bonus)
-            bonus = self._kinship(chosen)
-        return [self._explained(one, chosen[one.name], bonus) for one in self.ours if one.name in chosen]
 
-    def _add_alone(self, ours: Parameter, tensor: Tensor) -> None:
-        """The layouts in which a tensor, of all layers, is one of ours."""
-        shape = _of_one_layer(ours, tensor)
+def _candidate(
+    ours: Parameter,
+    tensor: Tensor,
+    layouts: tuple[Layout, ...],
+    named: float,
+    against: float,
+    role: int | None,
+    style: tuple[Any, ...],
+) -> Candidate:
+    # Trees of ours are often sorted by name, so that places far apart do not say much.
+    against += 0.4 * abs(ours.place - tensor.place) + (0.0 if layouts[0].natural else 1.5)
+    return Candidate(ours, tensor, layouts, named, named - against, role, style)
+
+
+def _alone(ours: Sequence[Parameter], theirs: Sequence[Tensor], likeness: Likeness) -> Iterator[Candidate]:
+    """The layouts in which a tensor, of all layers, is one of ours."""
+    for one, tensor in product(ours, theirs):
+        shape = _of_one_layer(one, tensor)
         if shape is None:
-            return
+            continue
         found = layouts(tensor.shape, shape) or _longer(tensor, shape)
         styled: list[tuple[tuple[object, ...], Layout]] = [((), layout) for layout in found]
-        roles = ours.meaning.words & {"query", "key", "value"}
-        if roles in ({"query"}, {"key"}):
+        if one.meaning.words & {"query", "key", "value"} in ({"query"}, {"key"}):
             natural = [layout for layout in found if layout.natural and not layout.part]
             styled += [((ROTARY, *n), new) for layout in natural for n, new in rotaries(layout, tensor.heads)]
-        named = max(self.likeness(ours.meaning, name) for name in (tensor.meaning, *tensor.aliases))
+        named = max(likeness(one.meaning, name) for name in (tensor.meaning, *tensor.aliases))
         for style, layout in styled:
-            against = (1.0 if tensor.buffer else 0.0) + (1.0 if style else 0.0)
             # Of a longer table its first rows are rather those that a library keeps for padding.
-            against += 0.1 * any(isinstance(cut, tuple) and cut[0] == 0 for _, cut in layout.part)
-            if all(len(group) == 1 for group in layout.ours[: len(ours.layers)]):
-                self._add(ours, Candidate(tensor, (layout,), named, named - against, style=style))
+            first = any(isinstance(cut, tuple) and cut[0] == 0 for _, cut in layout.part)
+            yield _candidate(one, tensor, (layout,), named, tensor.buffer + bool(style) + 0.1 * first, None, style)
 
-    def _add_fused(self) -> None:
-        """Of what stands side by side (query, key and value), each may be a part of one array of the other side."""
-        for roles, group in _side_by_side(self.ours):
-            for tensor in self.theirs:
-                shapes = [_of_one_layer(ours, tensor) for ours in group]
-                for fusion in _fusions(tensor.shape, shapes, roles, tensor.heads):
-                    for role, ours in enumerate(group):
-                        self._add_fusion(ours, tensor, roles, fusion, (fusion.layouts[role],), role)
-        for roles, several in _side_by_side(self.theirs):
-            members = tuple(name for tensor in several for name in tensor.members)
-            name = " + ".join(tensor.name for tensor in several)
-            whole = replace(several[0], name=name, members=members, fused=tuple(several))
-            for ours in self.ours:
-                shape = _of_one_layer(ours, several[0])
-                for fusion in _fusions(shape, [tensor.shape for tensor in several], roles, whole.heads):
-                    self._add_fusion(ours, whole, roles, fusion, tuple(layout.turned for layout in fusion.layouts))
 
-    def _add_fusion(
-        self,
-        ours: Parameter,
-        tensor: Tensor,
-        roles: tuple[str, ...],
-        fusion: Fusion,
-        layouts: tuple[Layout, ...],
-        role: int | None = None,
-    ) -> None:
+def _fused(ours: Sequence[Parameter], theirs: Sequence[Tensor], likeness: Likeness) -> Iterator[Candidate]:
+    """Of what stands side by side (query, key and value), each may be a part of one array of the other side."""
+
+    def candidate(
+        ours: Parameter, tensor: Tensor, layouts: tuple[Layout, ...], fusion: Fusion, role: int | None = None
+    ) -> Candidate:
         # A part is called like the whole, but for its role.
         words = (tensor.meaning.words - {*roles}) | {*(roles if role is None else roles[role : role + 1])}
         fused = ours if role is None else tensor
-        named = self.likeness(ours.meaning, replace(tensor.meaning, words=words))
+        named = likeness(ours.meaning, replace(tensor.meaning, words=words))
         named -= 0.0 if {*roles} <= fused.meaning.words else 2.0
         style = fusion.groups, fusion.order, fusion.rotary
-        self._add(ours, Candidate(tensor, layouts, named, named - _unusual(fusion, fused.name), role, style))
+        return _candidate(ours, tensor, layouts, named, _unusual(fusion, fused.name), role, style)
 
-    def _add(self, ours: Parameter, one: Candidate) -> None:
-        # Trees of ours are often sorted by name, so that places far apart do not say much.
-        against = 0.4 * abs(ours.place - one.tensor.place) + (0.0 if one.layout.natural else 1.5)
-        score = one.score - against + EQUAL * self._equal(ours, one)
-        self.candidates[ours.name].append(replace(one, score=score))
+    for roles, group in _side_by_side(ours):
+        for tensor in theirs:
+            shapes = [_of_one_layer(one, tensor) for one in group]
+            for fusion in _fusions(tensor.shape, shapes, roles, tensor.heads):
+                for role, one in enumerate(group):
+                    yield candidate(one, tensor, (fusion.layouts[role],), fusion, role)
+    for roles, several in _side_by_side(theirs):
+        members = tuple(name for tensor in several for name in tensor.members)
+        name = " + ".join(tensor.name for tensor in several)
+        whole = replace(several[0], name=name, members=members, fused=tuple(several))
+        for one in ours:
+            shape = _of_one_layer(one, several[0])
+            for fusion in _fusions(shape, [tensor.shape for tensor in several], roles, whole.heads):
+                yield candidate(one, whole, tuple(layout.turned for layout in fusion.layouts), fusion)
 
-    def _equal(self, ours: Parameter, one: Candidate) -> bool:
-        """Whether both sides hold the same numbers; weights that are all alike, and no gradient, say nothing."""
-        if ours.name not in self.our_numbers:
-            return False
-        layers = self.our_numbers[ours.name].reshape(-1, *one.layout.shape)
-        error = self.largest[ours.name] * (1e-5 if self.error is None else self.error)
-        for tensor, layout in one.pieces:
-            for layer, member in zip(layers, tensor.members, strict=True):
-                here, there = layout.place(layer), layout.seen(self.their_numbers[member])
-                if not here.any() or (self.error is None and here.max() == here.min()):
+
+def _equal(
+    one: Candidate,
+    our_numbers: Tensors,
+    their_numbers: Tensors,
+    largest: Mapping[str, float],
+    error: float | None,
+) -> bool:
+    """Whether both sides hold the same numbers; weights that are all alike, and no gradient, say nothing."""
+    if not our_numbers.keys() >= {*one.ours.members}:
+        return False
+    for path, layers in one.ours.each_layer():
+        bar = largest[path] * (1e-5 if error is None else error)
+        for tensor, whole in one.pieces:
+            layout = whole.of_one(layers)
+            for array, member in zip(our_numbers[path].reshape(-1, *layout.shape), tensor.members, strict=True):
+                here, there = layout.place(array), layout.seen(their_numbers[member])
+                if not here.any() or (error is None and here.max() == here.min()):
                     return False
-                if any(np.abs(here.flat[few] - there.flat[few]).max() > error for few in (slice(4), slice(None))):
+                if any(np.abs(here.flat[few] - there.flat[few]).max() > bar for few in (slice(4), slice(None))):
                     return False
-        return True
+    return True
 
-    def _choose_orders(self) -> None:
-        """Among layouts of the same shapes, prefers what parameters of that kind have where shapes leave no choice."""
-        seen = self._seen_orders()
-        for ours in self.ours:
-            self.candidates[ours.name] = [
-                replace(one, score=one.score - _against(one, ours.meaning.said, seen))
-                for one in self.candidates[ours.name]
-            ]
 
-    def _seen_orders(self) -> Mapping[tuple[str, bool, int], Counter[tuple[int, ...]]]:
-        """Orders of axes where shape and name leave no choice: how often, by word, kind and number of axes."""
-        seen = defaultdict[tuple[str, bool, int], Counter[tuple[int, ...]]](Counter)
-        for ours in self.ours:
-            found = [one for one in self.candidates[ours.name] if one.layout.natural]
-            best = max((one.score for one in found), default=0.0)
-            top = [one for one in found if one.score > best - CLEAR]
-            if len({one.layout.order for one in top}) != 1:
-                continue
-            tensor, order = top[0].tensor, top[0].layout.order
-            whole = all(not one.layout.split for one in found if one.tensor.name == tensor.name)
-            if len(order) > 1 and tensor.kind != "Embedding" and whole:
-                seen[ours.meaning.said, tensor.kind == "Conv1D", len(order)][order] += 1
-        return seen
+def _in_usual_orders(found: Found) -> Found:
+    """Among layouts of the same shapes, prefers what parameters of that kind have where shapes leave no choice."""
+    # Orders of axes where shape and name leave no choice: how often, by word, kind and number of axes.
+    seen = defaultdict[tuple[str, bool, int], Counter[tuple[int, ...]]](Counter)
+    for several in found.values():
+        natural = [one for one in several if one.layout.natural]
+        best = max((one.score for one in natural), default=0.0)
+        top = [one for one in natural if one.score > best - CLEAR]
+        if len({one.layout.order for one in top}) != 1:
+            continue
+        tensor, order = top[0].tensor, top[0].layout.order
+        whole = all(not one.layout.split for one in natural if one.tensor.name == tensor.name)
+        if len(order) > 1 and tensor.kind != "Embedding" and whole:
+            seen[top[0].ours.meaning.said, tensor.kind == "Conv1D", len(order)][order] += 1
+    return {
+        name: [replace(one, score=one.score - _against(one, seen)) for one in several]
+        for name, several in found.items()
+    }
 
-    def _all_or_each(self) -> None:
-        """Several of them as one, and each by itself, exclude each other: the better fit stays."""
-        best = {name: max((one.score for one in found), default=LEAST) for name, found in self.candidates.items()}
-        wanted: dict[Tensor, float] = {}
-        for name, one in ((name, one) for name, found in self.candidates.items() for one in found):
-            near = one.score if one.score > best[name] - CLEAR else LEAST
+
+def _all_or_each(found: Found) -> Found:
+    """Several of them as one, and each by itself, exclude each other: the better fit stays."""
+    best: dict[Parameter, float] = {}
+    wanted: dict[Tensor, float] = {}
+    for several in found.values():
+        top = max((one.score for one in several), default=LEAST)
+        for one in several:
+            best[one.ours] = top
+            near = one.score if top - one.score < CLEAR else LEAST
             wanted[one.tensor] = max(wanted.get(one.tensor, LEAST), near)
-        # Of layers that fit alike, theirs are taken together, and ours each by itself.
-        kept = _apart(sorted(wanted, key=lambda one: (-wanted[one], -len(one.members), one.name)))
-        held = _apart(sorted(self.ours, key=lambda one: (-best[one.name], len(one.members), one.name)))
-        self.ours = [one for one in self.ours if one.name in held]
-        self.candidates = {
-            ours.name: [one for one in self.candidates[ours.name] if one.tensor.name in kept] for ours in self.ours
-        }
-
-    def _assigned(self, bonus: Bonus) -> dict[str, Candidate]:
-        columns = list(dict.fromkeys(one.column for found in self.candidates.values() for one in found))
-        place = {column: index for index, column in enumerate(columns)}
-        # A parameter may stay without one: a column of its own, which costs LEAST.
-        scores = np.full((len(self.ours), len(columns) + len(self.ours)), -1e6)
-        best: dict[tuple[int, int], Candidate] = {}
-        for row, ours in enumerate(self.ours):
-            scores[row, len(columns) + row] = LEAST
-            for one in self.candidates[ours.name]:
-                score, column = _weight(ours, one, bonus), place[one.column]
-                if score > scores[row, column]:
-                    scores[row, column], best[row, column] = score, one
-        taken = zip(*(side.tolist() for side in linear_sum_assignment(-scores)), strict=True)
-        chosen = {self.ours[row].name: best[row, column] for row, column in taken if column < len(columns)}
-        # A tensor is taken whole or in parts.
-        users: dict[str, Candidate] = {}
-        for one in chosen.values():
-            users[one.tensor.name] = max(users.get(one.tensor.name, one), one, key=lambda each: each.score)
-        return {
-            name: one
-            for name, one in chosen.items()
-            if bool(one.layout.part) == bool(users[one.tensor.name].layout.part)
-        }
-
-    def _kinship(self, chosen: Mapping[str, Candidate]) -> Bonus:
-        """What is of one module of ours goes together with one of theirs, and is fused in one style."""
-        matched = [(ours.meaning.parent, chosen[ours.name]) for ours in self.ours if ours.name in chosen]
-        together = Counter((parent, one.tensor.meaning.parent) for parent, one in matched)
-        styles = {(one.tensor.meaning.parent, one.role, one.style) for _, one in matched if one.equal}
-        return {key: 1.5 for key, count in together.items() if count > 1} | dict.fromkeys(styles, SAME_STYLE)
-
-    def _explained(self, ours: Parameter, one: Candidate, bonus: Bonus) -> Proposal:
-        def weight(candidate: Candidate) -> float:
-            return _weight(ours, candidate, bonus)
-
-        others = [other for other in sorted(self.candidates[ours.name], key=weight, reverse=True) if other is not one]
-        near = [other for other in others if other.layout.natural]
-        rivals = {other.column for other in near if weight(other) > weight(one) - CLEAR} - {one.column}
-        turned = [other for other in near if other.column == one.column and other.score > one.score - 0.4]
-        unsure = ""
-        if one.equal:
-            reason = "equal numbers"
-        elif turned:
-            unsure = f"{len(turned) + 1} ways to lay its axes"
-        elif rivals:
-            unsure = f"{len(rivals) + 1} candidates"
-        elif one.named >= 4.0:
-            reason = "name and shape"
-        elif all(other.column == one.column for other in others):
-            reason = "the only one of its shape"
-        else:
-            reason = "shape, and what is beside it"
-        return Proposal(ours, one, tuple(others), f"unsure: {unsure}" if unsure else reason, not unsure)
+    # Of layers that fit alike, theirs are taken together, and ours each by itself.
+    kept = _apart(sorted(wanted, key=lambda one: (-wanted[one], -len(one.members), one.name)))
+    held = _apart(sorted(best, key=lambda one: (-best[one], len(one.members), one.name)))
+    return {name: [one for one in found[name] if one.tensor.name in kept] for name in found if name in held}
 
 
-def _weight(ours: Parameter, one: Candidate, bonus: Bonus) -> float:
+def _assigned(found: Found, bonus: Bonus) -> list[Candidate]:
+    """The best of all choices: each of ours has one, or costs LEAST; each tensor or part is taken once."""
+    columns = list(dict.fromkeys(one.column for several in found.values() for one in several))
+    place = {column: index for index, column in enumerate(columns)}
+    scores = np.full((len(found), len(columns) + len(found)), LEAST)
+    best: dict[tuple[int, int], Candidate] = {}
+    for row, several in enumerate(found.values()):
+        for one in several:
+            where = row, place[one.column]
+            if (score := _weight(one, bonus)) > scores[where]:
+                scores[where], best[where] = score, one
+    taken = zip(*(side.tolist() for side in linear_sum_assignment(-scores)), strict=True)
+    chosen = [best[where] for where in taken if where in best]
+    # A tensor is taken whole or in parts.
+    users: dict[str, Candidate] = {}
+    for one in chosen:
+        users[one.tensor.name] = max(users.get(one.tensor.name, one), one, key=lambda each: each.score)
+    return [one for one in chosen if bool(one.layout.part) == bool(users[one.tensor.name].layout.part)]
+
+
+def _kinship(chosen: Sequence[Candidate]) -> Bonus:
+    """What is of one module of ours goes together with one of theirs, and is fused in one style."""
+    together = Counter((one.ours.meaning.parent, one.tensor.meaning.parent) for one in chosen)
+    styles = {(one.tensor.meaning.parent, one.role, one.style) for one in chosen if one.equal}
+    return {key: 1.5 for key, count in together.items() if count > 1} | dict.fromkeys(styles, SAME_STYLE)
+
+
+def _explained(one: Candidate, every: Sequence[Candidate], bonus: Bonus) -> Proposal:
+    """A candidate beside all `every` of the same parameter of ours."""
+    weight = partial(_weight, bonus=bonus)
+    others = [other for other in sorted(every, key=weight, reverse=True) if other is not one]
+    near = [other for other in others if other.layout.natural]
+    rivals = {other.column for other in near if weight(other) > weight(one) - CLEAR} - {one.column}
+    turned = [other for other in near if other.column == one.column and other.score > one.score - 0.4]
+    unsure = ""
+    if one.equal:
+        reason = "equal numbers"
+    elif turned:
+        unsure = f"{len(turned) + 1} ways to lay its axes"
+    elif rivals:
+        unsure = f"{len(rivals) + 1} candidates"
+    elif one.named >= 4.0:
+        reason = "name and shape"
+    elif all(other.column == one.column for other in others):
+        reason = "the only one of its shape"
+    else:
+        reason = "shape, and what is beside it"
+    return Proposal(one, tuple(others), f"unsure: {unsure}" if unsure else reason, not unsure)
+
+
+def _weight(one: Candidate, bonus: Bonus) -> float:
     """The score of a candidate with what it gains where its module goes together with ours."""
     parent = one.tensor.meaning.parent
-    return one.score + bonus.get((ours.meaning.parent, parent), 0.0) + bonus.get((parent, one.role, one.style), 0.0)
+    return one.score + bonus.get((one.ours.meaning.parent, parent), 0.0) + bonus.get((parent, one.role, one.style), 0.0)
 
 
 def _of_one_layer(ours: Parameter, tensor: Tensor) -> tuple[int, ...] | None:
@@ -256,9 +257,9 @@ def _longer(tensor: Tensor, shape: tuple[int, ...]) -> list[Layout]:
     return [replace(same(shape), sizes=tensor.shape, part=((0, (start, start + shape[0])),)) for start in starts]
 
 
-def _against(one: Candidate, said: str, seen: Mapping[tuple[str, bool, int], Counter[tuple[int, ...]]]) -> float:
+def _against(one: Candidate, seen: Mapping[tuple[str, bool, int], Counter[tuple[int, ...]]]) -> float:
     """What speaks against a layout: the order of axes that was seen, or that the word says, is another."""
-    order, turned = one.layout.order, one.tensor.kind == "Conv1D"
+    order, turned, said = one.layout.order, one.tensor.kind == "Conv1D", one.ours.meaning.said
     usual, weight = tuple(range(len(order))), 1.0
     if voted := seen.get((said, turned, len(order))):
         [(usual, _)] = voted.most_common(1)

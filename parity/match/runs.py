@@ -105,7 +105,7 @@ def converted(proposals: Sequence[Proposal], weights: Tensors) -> Tensors:
     made = {}
     for one in proposals:
         shapes = {name: weights[name].shape for name in one.chosen.tensor.members}
-        for path, numbers in zip(one.ours.members, np.ndindex(one.ours.layers), strict=True):
+        for path, numbers in one.chosen.ours.each_layer():
             made[path] = Row(path, as_weights(one.chosen, numbers), shapes).ours(weights)
     return made
 

@@ -13,7 +13,7 @@ import numpy as np
 from parity.gates.measure import FLOAT64_BAR
 from parity.gates.projection import Tensors
 from parity.match.candidates import Candidate, Parameter, Proposal, Tensor
-from parity.match.proposals import ROTARY, Matcher
+from parity.match.proposals import ROTARY, proposed
 from parity.match.runs import SHOWN, Runs
 from parity.match.weight_match import as_row, as_weights, said
 
@@ -80,12 +80,12 @@ def _decided(
     if apart > SMALL:
         return [*proposals], [], apart
     rest = {tensor.name: np.broadcast_to(0.0, tensor.shape) for tensor in sides[1]}
-    by_name = {one.ours.name: one for one in proposals}
+    by_name = {one.chosen.ours.name: one for one in proposals}
     largest = max(float(np.abs(array).max()) for array in theirs.values())
     shows = {name: np.abs(array) > SHOWN * largest for name, array in theirs.items()}
     found, lost = [], []
-    for one in Matcher(*sides, ours, rest | theirs, max(1e-6, 10 * apart)).proposals():
-        was = by_name.get(one.ours.name)
+    for one in proposed(*sides, ours, rest | theirs, max(1e-6, 10 * apart)):
+        was = by_name.get(one.chosen.ours.name)
         how = "tie broken by running both" if one.chosen.equal else "left over by rows that running both decided"
         if was is None or (was.chosen.column, was.chosen.layout) != (one.chosen.column, one.chosen.layout):
             named = f"; by name it would be {_told(was.chosen, one.chosen)}" if was is not None and was.sure else ""

@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from parity import Difference, Measured
     from parity.report.checks import Checks
 
+__tracebackhide__ = True  # a failure is shown where the test calls
 PROPERTY = "parity check"
 """Under this name a check travels with the report of its test, also from a process that xdist has started."""
 
@@ -35,7 +36,6 @@ class Parity:
 
         Where two sides part, the end of the run shows the first place.
         """
-        __tracebackhide__ = True
         from parity import check_parity
 
         return self._require(lambda: check_parity(*arguments, name=name, **options), name)
@@ -44,7 +44,6 @@ class Parity:
         self, gate: str, ours: Mapping[str, Any], theirs: Mapping[str, Any], *, name: str = "tensors", **options: Any
     ) -> "Measured":
         """`parity.assert_parity`: tensors that the test has already, by name, against the bar of `gate`."""
-        __tracebackhide__ = True
         from parity import assert_parity
 
         return self._require(lambda: [assert_parity(gate, ours, theirs, **options)], name)[0]
@@ -54,7 +53,6 @@ class Parity:
 
         `search` is then asked where the two part, and the end of the run shows the answer.
         """
-        __tracebackhide__ = True
         self._require(lambda: [measured.require()], row, row=row, search=search)
 
     def fault(self, name: str, figures: "Sequence[Measured]", planted: str, **more: str) -> None:
@@ -62,7 +60,6 @@ class Parity:
 
         `more` are further columns of the table of faults.
         """
-        __tracebackhide__ = True
         red = [figure for figure in figures if not figure.passed]
         assert red, f"no gate sees {name!r}: {'; '.join(map(str, figures))}"
         figure, bar = float(red[0].worst), float(red[0].bar)
@@ -71,7 +68,6 @@ class Parity:
 
     def first_difference(self, *arguments: Any, name: str = "pair", **options: Any) -> "Difference":
         """`parity.first_difference`, whose answer is noted; it fails nothing by itself."""
-        __tracebackhide__ = True
         from parity import first_difference
 
         found = first_difference(*arguments, name=name, **options)
@@ -87,7 +83,6 @@ class Parity:
         search: Callable[[], Any] | None = None,
     ) -> "list[Measured]":
         """The figures that `run` measures, noted, also where it raises."""
-        __tracebackhide__ = True
         from parity import ParityError
 
         try:

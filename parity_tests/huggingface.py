@@ -10,7 +10,7 @@ from torch.nn import functional as F
 from jax_tformer.config import TransformerConfig
 from jax_tformer.hub.families import from_huggingface
 from parity.gates.measure import worst
-from parity.gates.pair import Result, from_torch, to_torch
+from parity.gates.pair import Values, from_torch, to_torch
 from parity.islands import Float64
 from parity_tests.oracles import ENTRIES
 from torch_ref import reference
@@ -95,7 +95,7 @@ class Oracle:
             losses = F.cross_entropy(logits.flatten(0, 1), arrays["labels"].flatten(), reduction="none")
             activations["loss of each token"] = losses.view(arrays["labels"].shape)
         activations["loss"] = loss
-        found = Result({name: from_torch(tensor.detach()) for name, tensor in activations.items()})
+        found = Values({name: from_torch(tensor.detach()) for name, tensor in activations.items()}, {})
         if not backward:
             return found
         loss.backward()

@@ -8,8 +8,7 @@ import re
 import sys
 from pathlib import Path
 
-from parity.report.checks import fault_rows
-from parity.report.figures import Cell, Figures, gates_markdown, markdown_table
+from parity.report.figures import Cell, Figures, fault_rows, gates_markdown, markdown_table
 from twin.cases import CONFIGS
 
 ROOT = Path(__file__).parents[1]

@@ -88,10 +88,10 @@ def let_pass(ours, theirs):
 def of_both(config, ours, theirs):
     """Gates 1 and 2."""
     figures = [
-        compared("1 activations", ours.activations, theirs.activations),
+        compared("1 activations", ours.outputs, theirs.outputs),
         compared("2 gradients", ours.gradients, theirs.gradients, zero=known_zeros(config, theirs.gradients)),
     ]
-    return figures, let_pass(ours.activations, theirs.activations)
+    return figures, let_pass(ours.outputs, theirs.outputs)
 
 
 @cache
@@ -116,7 +116,7 @@ def judge_reference(models, batch=None):
 def judge_library(models, batch, gate="1 activations"):
     """One gate of the forward pass, planted in the library, in short blocks of attention; no fault needs gradients."""
     models.share_masks(batch)
-    theirs = models.run_torch(batch).activations
+    theirs = models.run_torch(batch).outputs
 
     def ask():
         with blocks_of_four():
@@ -184,10 +184,10 @@ def judge_dropout():
     config = replace(TRAINED, dropout=DropoutConfig(residual=0.1))
     models = Pair(config, weights_for(config, 0.02), dropout_seed=0)
     batch = batch_for(config, "none")
-    ours = models.run_jax(batch).activations
+    ours = models.run_jax(batch).outputs
 
     def ask():
-        theirs = models.run_torch(batch).activations
+        theirs = models.run_torch(batch).outputs
         return [compared("7 dropout", ours, theirs)], let_pass(ours, theirs)
 
     return ask
@@ -409,7 +409,7 @@ def judge_held_out():
     held_out = [batch_for(config, "right", seed) for seed in (1, 2)]
     held_out[1]["labels"][:, 1:] = -100
     held_out[0]["labels"][0, 0] = held_out[1]["labels"][0, 0] = 3
-    losses = [pair.run_torch(batch).activations["loss of each token"][batch["labels"] != -100] for batch in held_out]
+    losses = [pair.run_torch(batch).outputs["loss of each token"][batch["labels"] != -100] for batch in held_out]
 
     def ask():
         pipeline = Pipeline(train=None, evaluation=held_out, fingerprint="")

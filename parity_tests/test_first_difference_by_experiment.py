@@ -11,6 +11,9 @@ from torch import nn
 from torch.nn import functional as F
 
 from parity import first_difference
+from parity.differ.alignment import match
+from parity.differ.substitution import Experiments
+from parity.differ.values import Value, Values
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 GRID = np.arange(36.0).reshape(6, 6) / 7
@@ -208,6 +211,29 @@ def test_what_agrees_for_one_step_alone_shows_nothing():
     )
     assert found
     assert "without it" not in (found.kind or ""), str(found)
+
+
+def test_what_counts_as_equal_in_a_search_does_so_in_its_experiments():
+    """Else what differs by very little would be explained by whatever is left out."""
+    ours, theirs = Values("ours"), Values("theirs")
+    their = NUMBERS * (1 + 1e-10)
+    for values, array in ((ours, NUMBERS), (theirs, their)):
+        values.outputs["x"] = values.add(Value("input", "input", name="x"), array)
+    match(ours, theirs, bar=1e-12)
+    assert Experiments(ours, theirs).reached(0, their) == 0
+    assert Experiments(ours, theirs).reached(0, NUMBERS) is None
+
+
+def test_the_other_sign_is_named_at_the_factor_that_has_it():
+    def turned(p, x, h):
+        inverse = p["scale"] / jnp.sqrt(h.var(-1, keepdims=True) + 1e-5)
+        return inverse * (h.mean(-1, keepdims=True) - h) + p["bias"]
+
+    found = first_difference(
+        partial(ours, turned), Module(lambda m, x, h: m.norm(h)), WEIGHTS, [NUMBERS], backward=False
+    )
+    assert found.kind == "ours has the other sign", str(found)
+    assert found.ours.source.startswith("return inverse"), str(found)
 
 
 def test_a_formula_in_another_arrangement_is_not_taken_for_the_fault_behind_it():

@@ -14,7 +14,7 @@ from torch.nn import functional
 from jax_tformer.hub.families import CONV1D, FAMILIES, MATRIX, Layout
 from jax_tformer.hub.names import read
 from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, ParityError, Sample, compared, quality
-from parity.gates.pair import Result
+from parity.gates.pair import Values
 from parity_tests.huggingface import Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
 from parity_tests.test_models import DRAWS_BFLOAT16, norms
@@ -54,14 +54,14 @@ def results(name, weights, batch, dtype):
     pair, oracle = sides(name, dtype)
     pair.load(oracle.load(weights))
     both = pair.run_jax(masked(batch)), oracle.run(batch)
-    return [Result(comparable(oracle.config, batch, side.activations), side.gradients) for side in both]
+    return [Values(comparable(oracle.config, batch, side.outputs), side.gradients) for side in both]
 
 
 def truth_of(name, weights, batch, record):
     """Gates 1 and 2 on one case; then what Hugging Face computes in float64, and what is zero in exact arithmetic."""
     ours, theirs = results(name, weights, batch, "float64")
     zeros = known_zeros(sides(name)[1].config, theirs.gradients)
-    record(f"huggingface {name}", compared("1 activations", ours.activations, theirs.activations))
+    record(f"huggingface {name}", compared("1 activations", ours.outputs, theirs.outputs))
     record(f"huggingface {name}", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
     return theirs, zeros
 
@@ -82,8 +82,8 @@ def test_gates_1_2_and_3(name, record):
         for padding, seed in product(PADDINGS, range(2)):
             weights, batch = oracle.random_weights(std, seed), oracle.batch(padding, seed)
             theirs, zeros = truth_of(name, weights, batch, record)
-            truth = theirs.activations | theirs.gradients
-            narrow = (side.activations | side.gradients for side in results(name, weights, batch, "float32"))
+            truth = theirs.outputs | theirs.gradients
+            narrow = (side.outputs | side.gradients for side in results(name, weights, batch, "float32"))
             samples.append(Sample(*narrow, truth, norms(truth) | zeros))
         record(f"huggingface {name}", quality("3 float32 / allowed", samples))
 
@@ -104,9 +104,9 @@ def narrow_samples(name, dtype, draws, *, backward, **settings):
             pair.load(exact.load(weights))
             truth, theirs = (oracle.run(batch, backward=backward) for oracle in (exact, narrow))
             whole = masked(batch)
-            ours = pair.run_jax(whole) if backward else Result(forward(pair.params, jax.device_put(whole)))
+            ours = pair.run_jax(whole) if backward else Values(forward(pair.params, jax.device_put(whole)), {})
             mine, other, true = (
-                comparable(exact.config, batch, {key: np.asarray(x) for key, x in side.activations.items()})
+                comparable(exact.config, batch, {key: np.asarray(x) for key, x in side.outputs.items()})
                 | (side.gradients if backward else {})
                 for side in (ours, theirs, truth)
             )
@@ -148,7 +148,7 @@ def test_nothing_is_left_out_but_what_differs(name, side, padding):
     pair, oracle = sides(name)
     batch, layer = oracle.batch(padding, 0), f"{side}.0.hidden"
     pair.load(oracle.load(oracle.random_weights(0.2, 0)))
-    ours, theirs = pair.run_jax(batch).activations[layer], oracle.run(batch).activations[layer]
+    ours, theirs = pair.run_jax(batch).outputs[layer], oracle.run(batch).outputs[layer]
     equal = np.abs(ours - theirs).max(axis=-1) < 1e-6
     places = np.arange(equal.size).reshape(equal.shape)
     assert places[equal].tolist() == comparable(oracle.config, batch, {layer: places})[layer].tolist()
@@ -183,7 +183,7 @@ def test_a_fault_in_the_table_turns_gate_1_red(fault):
     pair.load({name: read(view) for name, view in views.items()})
     both = pair.run_jax(batch), oracle.run(batch)
     with pytest.raises(ParityError):
-        compared("1 activations", *(comparable(oracle.config, batch, side.activations) for side in both)).require()
+        compared("1 activations", *(comparable(oracle.config, batch, side.outputs) for side in both)).require()
 
 
 def test_an_island_of_float32_turns_gates_1_and_2_red():
@@ -195,7 +195,7 @@ def test_an_island_of_float32_turns_gates_1_and_2_red():
     theirs, truth = island.run(batch), plain.run(batch)
     zeros = known_zeros(plain.config, truth.gradients)
     for measured in (
-        compared("1 activations", theirs.activations, truth.activations),
+        compared("1 activations", theirs.outputs, truth.outputs),
         compared("2 gradients", theirs.gradients, truth.gradients, zero=zeros),
     ):
         assert measured.bar < 1e-9 < measured.worst < 1e-3
@@ -235,8 +235,8 @@ def test_settings_are_honoured(name, variant, record):
     for padding in ("right", "left"):
         batch = oracle.batch(padding, 0)
         ours, theirs = pair.run_torch(batch), oracle.run(batch)
-        expected = comparable(oracle.config, batch, theirs.activations)
-        for activations in (ours.activations, *((pair.forward(batch),) if padding == "left" else ())):
+        expected = comparable(oracle.config, batch, theirs.outputs)
+        for activations in (ours.outputs, *((pair.forward(batch),) if padding == "left" else ())):
             found = comparable(oracle.config, batch, activations)
             record(f"huggingface {name}", compared("1 activations", found, expected))
         zeros = known_zeros(oracle.config, theirs.gradients)

@@ -35,8 +35,8 @@ def test_positions_far_from_the_start(name, side, record):
     """Against the PyTorch reference, which needs no compilation; in JAX in blocks of queries, each kind of layer."""
     oracle = Oracle(name, **LONG[name])
     pair, batch = oracle.pair(0.2, 0), batch_for(oracle.config, "left", lengths=Lengths(2, 520, 520))
-    ours = pair.run_torch(batch).activations if side == "torch" else pair.forward(masked(batch))
-    both = (comparable(oracle.config, batch, found) for found in (ours, oracle.run(batch).activations))
+    ours = pair.run_torch(batch).outputs if side == "torch" else pair.forward(masked(batch))
+    both = (comparable(oracle.config, batch, found) for found in (ours, oracle.run(batch).outputs))
     record(f"huggingface {name}, 520 positions", compared("1 activations", *both))
 
 

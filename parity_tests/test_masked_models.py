@@ -129,7 +129,7 @@ def test_a_target_that_finds_no_source_sees_nothing():
 
     labels = np.where(blind, batch["target"], -100).astype(np.int64)
     for result in (models.run_jax(batch | {"labels": labels}), models.run_torch(batch | {"labels": labels})):
-        weights = result.activations["decoder.0.cross_attention"].swapaxes(1, 2)
+        weights = result.outputs["decoder.0.cross_attention"].swapaxes(1, 2)
         assert not weights[~sees].any()
         np.testing.assert_allclose(weights[sees].sum(-1), 1, rtol=1e-12)
         led = re.compile(r"encoder\.|.*cross_attention\.(query|key|value)")

@@ -44,7 +44,7 @@ def figures(case):
     floor = 1e-3 * float(np.linalg.norm(list(norms.values())))
     zeros = {name: floor for name, norm in norms.items() if norm < floor} | known_zeros(case.config, theirs.gradients)
     return [
-        compared("1 activations", ours.activations, theirs.activations),
+        compared("1 activations", ours.outputs, theirs.outputs),
         compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros),
     ]
 

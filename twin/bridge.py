@@ -17,7 +17,7 @@ from jax_tformer.training.step import forward
 from parity.differ.answer import Difference
 from parity.differ.first_difference import difference_of
 from parity.gates.measure import FLOAT64_BAR, Measured, compared, global_norm, searched, worst
-from parity.gates.pair import Bridge, Result, Tensors
+from parity.gates.pair import Bridge, Tensors, Values
 from torch_ref import Outputs, reference
 from torch_ref.layers import inject
 from torch_ref.training import apply_to_batch as apply_theirs
@@ -71,7 +71,7 @@ class Pair(Bridge):
         )
         self.load(weights)
 
-    def run_jax(self, batch: Tensors) -> Result:
+    def run_jax(self, batch: Tensors) -> Values:
         """Forward and backward in JAX; the masks that it drew go to the reference."""
         self.share_masks(batch)
         return super().run_jax(batch)
@@ -83,7 +83,7 @@ class Pair(Bridge):
 
     def forward(self, batch: Tensors) -> Tensors:
         """The activations alone, in JAX; compiled anew."""
-        activations = jax.jit(lambda *given: self.ours(*given)[1], compiler_options=self._compiler_options)
+        activations = jax.jit(lambda *given: self.ours(*given)[1], compiler_options=self.compiler_options)
         return {k: np.asarray(x) for k, x in activations(self.params, jax.device_put(batch)).items()}
 
     def _ours(self, params: Params, batch: dict[str, jax.Array]) -> tuple[jax.Array, dict[str, jax.Array]]:
@@ -129,7 +129,7 @@ def _activations(outputs: Any, loss: Any, losses: Any = None) -> tuple[Any, dict
 def identity(models: Pair, batch: Tensors) -> Iterator[Measured]:
     """Gates 1 and 2 on one batch."""
     ours, theirs = models.run_jax(batch), models.run_torch(batch)
-    yield compared("1 activations", ours.activations, theirs.activations)
+    yield compared("1 activations", ours.outputs, theirs.outputs)
     zeros = known_zeros(models.config, theirs.gradients)
     yield compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros)
     # What is zero in exact arithmetic must be so on either side, not merely alike.

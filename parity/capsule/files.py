@@ -18,6 +18,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.numpy import save_file
 
 from parity.gates.measure import ParityError, as_array
+from parity.gates.pytrees import Tensors
 
 ABOUT = "capsule.json"
 FORMAT, VERSION = "parity capsule", 2
@@ -40,7 +41,7 @@ class CapsuleWriter:
         self._files: dict[str, Any] = {}
         (folder / ABOUT).touch()
 
-    def add(self, part: str, tensors: Mapping[str, np.ndarray]) -> None:
+    def add(self, part: str, tensors: Tensors) -> None:
         """Writes one part; raises ParityError for arrays of a type that a capsule does not hold."""
         # safetensors writes the memory as it lies, whatever the strides say.
         laid_out = {name: np.asarray(as_array(array), order="C") for name, array in tensors.items()}
@@ -112,7 +113,7 @@ class CapsuleReader:
             line = f"the capsule {self.path} is damaged: {_line(said)}; copy it again, or record it anew"
             raise ParityError(line) from error
 
-    def read(self, part: str) -> dict[str, np.ndarray]:
+    def read(self, part: str) -> Tensors:
         """The tensors of a part."""
         with self.reading(), safe_open(self._file(part), framework="numpy") as file:
             tensors = {name: file.get_tensor(name) for name in self.tensors[part]}

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from parity.differ.values import Place, Value, Values, short
-from parity.gates.projection import Tensors
+from parity.gates.pytrees import Tensors
 
 _ROOM = 32 << 20
 """Bytes of all rows, and of the arrays beside the outputs."""

@@ -28,8 +28,8 @@ from parity.gates.measure import (
     searched,
     zero_scales,
 )
-from parity.gates.projection import Inputs, Tensors, Values
-from parity.gates.pytrees import nested, replaced
+from parity.gates.projection import Inputs, Values
+from parity.gates.pytrees import Tensors, nested, replaced
 from parity.gates.weight_map import WeightMap, Weights
 
 if TYPE_CHECKING:
@@ -77,13 +77,12 @@ def judge(
     except ParityError as error:
         raise ParityError(f"{name}: {error}") from None
     with trial.side.exactly():
-        try:
-            return run_gates(name, wanted, trial.measured)
-        except ParityError as error:
-            if explain and error.gate == "1":
-                error.difference = trial.parting(error, name)
-                error.add_note(str(error.difference))
-            raise
+        return run_gates(
+            name,
+            wanted,
+            trial.measured,
+            lambda error: trial.parting(error, name) if explain and error.gate == "1" else None,
+        )
 
 
 class Trial:

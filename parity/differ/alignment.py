@@ -120,9 +120,10 @@ def are_counterparts(ours: Start, theirs: Start) -> bool:
 
 def match(ours: Values, theirs: Values, bar: float = BAR) -> None:
     """Compares all values of one side with all of the other, and notes in both which have an equal."""
+    ours.bar = theirs.bar = bar
     index, live = theirs.index(), ours.live()
     for i, row in enumerate(ours.rows):
-        if i in live and row.features is not None and (same := index.equals(row.features, bar)):
+        if i in live and row.features is not None and (same := index.equals(row.features)):
             ours.equal[i] = same
             for j in same:
                 theirs.equal.setdefault(j, []).append(i)

@@ -89,15 +89,17 @@ def _of_mask(array: np.ndarray) -> np.ndarray:
 class Index:
     """Finds the values of one side by their features."""
 
-    def __init__(self, features: Sequence[np.ndarray | None]) -> None:
+    def __init__(self, features: Sequence[np.ndarray | None], bar: float = BAR) -> None:
+        self.bar = bar
         self.numbers = np.array([i for i, f in enumerate(features) if f is not None], int)
         rows = [f for f in features if f is not None]
         self.rows = np.stack(rows) if rows else np.zeros((0, 8))
         self.order = np.argsort(self.rows[:, 6], kind="stable")
         self.scales = self.rows[self.order, 6]
 
-    def equals(self, features: np.ndarray, bar: float = BAR) -> list[int]:
+    def equals(self, features: np.ndarray, bar: float | None = None) -> list[int]:
         """The numbers of the values with these features, in the order of execution."""
+        bar = bar or self.bar
         low, high = np.searchsorted(self.scales, [features[6] - bar, features[6] + bar])
         near = self.order[low:high]
         return sorted(self.numbers[near[np.abs(self.rows[near] - features).max(1) < bar]].tolist()) if len(near) else []

@@ -11,7 +11,7 @@ from typing import Any, Literal, NamedTuple
 
 import numpy as np
 
-from parity.differ.fingerprints import Index, as_numpy, fingerprint, sketch
+from parity.differ.fingerprints import BAR, Index, as_numpy, fingerprint, sketch
 
 Kind = Literal["parameter", "input", "constant", "operation"]
 _ADDS = re.compile(
@@ -154,6 +154,8 @@ class Values:
     """Runs this side once more, and keeps the numbers of these values."""
     equal: dict[int, list[int]] = field(default_factory=dict)
     """A value -> those of the other side with the same fingerprint, in the order of execution."""
+    bar: float = BAR
+    """How far apart such fingerprints are at most."""
     islands: dict[int, bool] = field(default_factory=dict)
     """Where fewer digits than those of float64 begin; whether the program that somebody wrote asks for them there."""
     opaque: list[str] = field(default_factory=list)
@@ -265,7 +267,7 @@ class Values:
     def index(self, among: Iterable[int] | None = None) -> Index:
         """Finds live values, or those `among` these, by their fingerprints."""
         chosen = self.live() if among is None else set(among)
-        return Index([row.features if i in chosen else None for i, row in enumerate(self.rows)])
+        return Index([row.features if i in chosen else None for i, row in enumerate(self.rows)], self.bar)
 
     def note_island(self, number: int, array: Any, asks: bool) -> None:
         """Notes that a value has fewer digits than those of float64; whole numbers need no more."""

@@ -1,6 +1,6 @@
 """The gates for a pair of your own: a function in JAX and a module in PyTorch that should be the same."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property, partial
@@ -33,8 +33,8 @@ from parity.gates.measure import (
     searched,
     zero_scales,
 )
-from parity.gates.projection import Inputs, Tensors, Values, rounded, varied
-from parity.gates.pytrees import is_floating
+from parity.gates.projection import Inputs, Values, floating, rounded, varied
+from parity.gates.pytrees import Tensors
 from parity.gates.torch_side import TorchSide, load, tied_names
 from parity.gates.weight_map import WeightMap, Weights
 
@@ -47,7 +47,7 @@ def check_parity(
     ours: Callable[..., Any],
     theirs: nn.Module,
     weights: WeightMap,
-    inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray],
+    inputs: Sequence[np.ndarray] | Tensors,
     *,
     gates: Sequence[str] = ("9", "1", "2", "3", "5"),
     zero_gradients: Sequence[str] = (),
@@ -86,17 +86,18 @@ def check_parity(
         raise TypeError(f"theirs is a {type(theirs).__name__}; expected a torch.nn.Module, which holds its weights")
     with exactly():
         pair = OwnPair(ours, theirs, weights, inputs, like, zero_gradients)
-        try:
-            return run_gates(name, gates, pair.measured)
-        except ParityError as error:
+
+        def parted(error: ParityError) -> Any:
             trained = error.gate == "5" and not all(figure.passed for figure in error.figures)
-            if explain and (trained or error.gate in ("1", "2")):
-                error.difference = pair.quiet() if trained else ""
-                for module in pair.parting() if trained else [theirs]:
-                    search = partial(first_difference, ours, module, weights, inputs, like=like, name=name)
-                    error.difference = error.difference or searched(search)
-                error.add_note(str(error.difference))
-            raise
+            if not explain or not (trained or error.gate in ("1", "2")):
+                return None
+            found: Any = pair.quiet() if trained else ""
+            for module in pair.parting() if trained else [theirs]:
+                search = partial(first_difference, ours, module, weights, inputs, like=like, name=name)
+                found = found or searched(search)
+            return found
+
+        return run_gates(name, gates, pair.measured, parted)
 
 
 class OwnPair:
@@ -107,7 +108,7 @@ class OwnPair:
         ours: Callable[..., Any],
         theirs: nn.Module,
         weights: WeightMap,
-        inputs: Sequence[np.ndarray] | Mapping[str, np.ndarray],
+        inputs: Sequence[np.ndarray] | Tensors,
         like: Any = None,
         zero_gradients: Sequence[str] = (),
     ) -> None:
@@ -180,7 +181,7 @@ class OwnPair:
             weights = rounded(varied(self.weights, seed), dtype, dtype)
             exact = self.torch.run(weights, "float64", dtype)
             here, there, truth = (
-                _floating(side.outputs) | self._trained(side.gradients)
+                floating(side.outputs) | self._trained(side.gradients)
                 for side in (self._ours(weights, dtype), self.torch.run(weights, dtype), exact)
             )
             scales = {key: float(np.linalg.norm(array)) for key, array in truth.items()} | self._zeros(exact)
@@ -248,8 +249,8 @@ class OwnPair:
                 maximize=False,
             )
         ours_losses, their_losses = map(np.stack, zip(*losses, strict=True))
-        expected = _floating(self.map.held(weights(theirs.numpy())))
-        found = _floating(self.map.tensors(self.map.flat(weights(ours))))
+        expected = floating(self.map.held(weights(theirs.numpy())))
+        found = floating(self.map.tensors(self.map.flat(weights(ours))))
         curve = f"{_LOSS}, step by step"
         return compared("5 optimizer", found | {curve: ours_losses}, expected | {curve: their_losses})
 
@@ -298,7 +299,3 @@ class OwnPair:
         where = {key: places for key, places in self.silent.items() if places.any()}
         scales = zero_scales(exact.gradients, where, where)
         return {key: scales[key] for key, places in where.items() if places.all()}
-
-
-def _floating(tensors: Tensors) -> Tensors:
-    return {name: array for name, array in tensors.items() if is_floating(array)}

@@ -10,9 +10,10 @@ import numpy as np
 
 from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
-from parity.gates.projection import Inputs, Tensors, Values, projected, rounded
-from parity.gates.pytrees import is_array, is_floating, paths, replaced
+from parity.gates.projection import Inputs, Values, projected, rounded
+from parity.gates.pytrees import Tensors, is_array, is_floating, paths, replaced
 
+Arrays = dict[str, jax.Array]
 FLOAT64: dict[str, dict[str, Any]] = {"cpu": {"xla_cpu_experimental_ynn_fusion_type": ""}}
 """Compiler options by platform: XLA's fusions for YNNPACK were seen to read memory that nobody wrote."""
 
@@ -91,11 +92,11 @@ class JaxSide:
 
     def _loss(
         self,
-        moving: dict[str, jax.Array],
-        fixed: dict[str, jax.Array],
-        arrays: dict[str, jax.Array],
-        known: dict[str, jax.Array],
-    ) -> tuple[jax.Array, dict[str, jax.Array]]:
+        moving: Arrays,
+        fixed: Arrays,
+        arrays: Arrays,
+        known: Arrays,
+    ) -> tuple[jax.Array, Arrays]:
         """(the projection of all outputs, the outputs) of parameters by path: those that are trained, and others."""
 
         def like(numbers: Any, output: jax.Array) -> jax.Array:

@@ -5,7 +5,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal, NamedTuple
 
 import numpy as np
-from ml_dtypes import bfloat16
+
+from parity.gates.pytrees import Tensors
 
 FLOAT64_BAR = 1e-12
 """Gates 1, 2, 5 and 7: the largest relative error of anything computed in float64."""
@@ -155,10 +156,6 @@ class Sample(NamedTuple):
     scales: Mapping[str, float]
     """What errors are relative to: the norm of the truth, or of everything where the truth is known to be zero."""
 
-    def without(self, names: Collection[str]) -> "Sample":
-        """The other tensors."""
-        return Sample(*({name: x for name, x in side.items() if name not in names} for side in self))
-
 
 @dataclass(frozen=True)
 class Quality:
@@ -248,9 +245,11 @@ def require_gates(gates: Sequence[str], known: Sequence[str]) -> None:
         raise ValueError(f"there are no gates {gates!r} here; expected a list of some of {list(known)}")
 
 
-def run_gates(name: str, gates: Sequence[str], measure: Callable[[str], Measured]) -> list[Measured]:
+def run_gates(
+    name: str, gates: Sequence[str], measure: Callable[[str], Measured], parted: Callable[[ParityError], Any]
+) -> list[Measured]:
     """The figures of `gates`, each printed; the ParityError of a red one begins with the pair's name, has the figures
-    before it, and says which `gate` it is."""
+    before it, says which `gate` it is, and where the two have `parted`, unless that is None."""
     figures: list[Measured] = []
     for gate in gates:
         try:
@@ -258,6 +257,9 @@ def run_gates(name: str, gates: Sequence[str], measure: Callable[[str], Measured
         except ParityError as error:
             said = ParityError(f"{name}: {error}")
             said.figures, said.gate = (*figures, *error.figures), gate
+            said.difference = parted(said)
+            if said.difference is not None:
+                said.add_note(str(said.difference))
             raise said from None
     return figures
 
@@ -270,7 +272,7 @@ def searched(search: Callable[[], Any]) -> Any:
         return f"where they part was not found ({type(error).__name__}: {' '.join(str(error).split())})"
 
 
-def numbers_lost(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarray]) -> Measured:
+def numbers_lost(before: Tensors, after: Tensors) -> Measured:
     """Gate 9: how many numbers are others after weights were converted there and back; NaN stays what it is."""
     lost = {}
     for name, array in before.items():
@@ -279,14 +281,12 @@ def numbers_lost(before: Mapping[str, np.ndarray], after: Mapping[str, np.ndarra
     return worst("9 numbers lost", lost, 0.0)
 
 
-def global_norm(gradients: Mapping[str, np.ndarray]) -> float:
+def global_norm(gradients: Tensors) -> float:
     """Of all together, in float64."""
     return float(np.sqrt(sum(np.square(gradient.astype(np.float64)).sum() for gradient in gradients.values())))
 
 
-def zero_scales(
-    exact: Mapping[str, np.ndarray], names: Collection[str], where: Mapping[str, np.ndarray] | None = None
-) -> dict[str, float]:
+def zero_scales(exact: Tensors, names: Collection[str], where: Tensors | None = None) -> dict[str, float]:
     """The norm of all gradients of `exact`, the reference's in float64, for each of those that are said to be zero.
 
     `where` says in which of its places, as truth values; everywhere unless it is told of. Raises ParityError where one
@@ -328,10 +328,9 @@ def _listed(differing: Sequence[tuple[str, float | str]]) -> str:
 def as_array(tensor: Any) -> np.ndarray:
     """An array of NumPy from one of JAX or PyTorch, on any device; raises ParityError for complex numbers."""
     if hasattr(tensor, "detach"):
-        tensor = tensor.detach().cpu()
-        if str(tensor.dtype) == "torch.bfloat16":
-            narrow: np.ndarray = tensor.float().numpy().astype(bfloat16)
-            return narrow
+        from parity.gates.torch_side import from_torch
+
+        tensor = from_torch(tensor)
     array = np.asarray(tensor)
     if np.iscomplexobj(array):
         raise ParityError(f"an array of {array.dtype} cannot be compared; give its real and its imaginary part")

@@ -12,22 +12,15 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from parity.gates.measure import ParityError, as_array
+from parity.gates.pytrees import Tensors as Tensors
 from parity.gates.pytrees import is_floating, is_key
 
-Tensors = dict[str, np.ndarray]
-"""By name."""
 RECIPE = "numpy.random.default_rng([len(name), *name.encode()]).standard_normal(shape), rounded to float32"
 
 
 def projection(name: str, shape: tuple[int, ...]) -> np.ndarray:
     """The same numbers for the same name and shape, whatever the framework: RECIPE, `[*shape]` in float32."""
     return np.random.default_rng([len(name), *name.encode()]).standard_normal(shape).astype(np.float32)
-
-
-def known_or_made(name: str, shape: tuple[int, ...], known: Mapping[str, Any]) -> Any:
-    """The projection of an output: one that was recorded, if it fits, or a new one."""
-    recorded = known.get(name)
-    return projection(name, shape) if recorded is None or recorded.shape != shape else recorded
 
 
 def projected(
@@ -40,33 +33,33 @@ def projected(
 ) -> tuple[Any, dict[str, Any]]:
     """(the projection of all floating outputs, the outputs by name); raises what `named_outputs` raises.
 
-    `known` are projections by the outputs' names; `like(numbers, output)` has their numbers as an array of the output's
-    framework and type.
+    `known` are projections by the outputs' names, which are taken where they fit; `like(numbers, output)` has their
+    numbers as an array of the output's framework and type.
     """
-    outputs = named_outputs(output, side, kind, left_out, floating=False)
-    terms = [
-        (value * like(known_or_made(name, tuple(value.shape), known), value)).sum()
-        for name, value in outputs.items()
-        if is_floating(value)
-    ]
+    outputs = named_outputs(output, side, kind, left_out, whole=True)
+    terms = []
+    for name, value in floating(outputs).items():
+        shape, recorded = tuple(value.shape), known.get(name)
+        fits = recorded is not None and recorded.shape == shape
+        terms.append((value * like(recorded if fits else projection(name, shape), value)).sum())
     return sum(terms[1:], terms[0]), outputs
 
 
-def named_outputs(output: Any, side: str, kind: type, left_out: set[str], *, floating: bool = True) -> dict[str, Any]:
+def named_outputs(output: Any, side: str, kind: type, left_out: set[str], *, whole: bool = False) -> dict[str, Any]:
     """What `side` returned, by path and in its order: "0" and "1.h" of `(y, {"h": h})`, "output" of an array alone.
 
     Dicts, sequences and dataclasses are gone into, and None is nothing. The names of what is no `kind` of array, and of
-    random keys, go to `left_out`; so do those of arrays that are not `floating`, unless these are asked for. Raises
-    ParityError for two outputs by one name, for an empty one, and where none is a floating-point array.
+    random keys, go to `left_out`; so do those of whole numbers and truth values, unless the `whole` is asked for.
+    Raises ParityError for two outputs by one name, for an empty one, and where none is a floating-point array.
     """
     named = [(path or "output", leaf) for path, leaf in _leaves(output, "") if leaf is not None]
     outputs: dict[str, Any] = {name: leaf for name, leaf in named if isinstance(leaf, kind) and not is_key(leaf)}
-    wide = {name: array for name, array in outputs.items() if is_floating(array)}
+    wide = floating(outputs)
     if len({name for name, _ in named}) < len(named):
         raise ParityError(f"{side} returned two outputs by one name: {[name for name, _ in named]}")
     if not wide:
         raise ParityError(f"{side} returned no floating-point array; expected one, or a dict or a sequence of them")
-    outputs = wide if floating else outputs
+    outputs = outputs if whole else wide
     left_out |= {name for name, _ in named} - outputs.keys()
     if empty := [name for name, array in outputs.items() if 0 in array.shape]:
         raise ParityError(f"{side} returned an empty {empty[0]}; there is nothing to compare")
@@ -207,9 +200,9 @@ class Values:
 
     outputs: Tensors
     gradients: Tensors
-    """Of the projection, by the side's own names."""
+    """Of the loss, by the side's own names."""
     loss: Any = 0.0
-    """The projection."""
+    """The projection, unless the pair has its own."""
 
     def converted(self, weights: Tensors, back: Callable[[Tensors], Tensors]) -> "Values":
         """With gradients as `back` converts them; of a side whose `weights` without a gradient have one of zero."""
@@ -224,7 +217,12 @@ class Values:
 
     def floating(self) -> Tensors:
         """Those that are floating-point."""
-        return {name: array for name, array in self.named().items() if is_floating(array)}
+        return floating(self.named())
+
+
+def floating(tensors: Mapping[str, Any]) -> dict[str, Any]:
+    """Those that are floating-point."""
+    return {name: array for name, array in tensors.items() if is_floating(array)}
 
 
 def double(array: np.ndarray) -> np.ndarray:
@@ -232,7 +230,7 @@ def double(array: np.ndarray) -> np.ndarray:
     return array.astype(np.float64, copy=False) if is_floating(array) else array
 
 
-def rounded(arrays: Mapping[str, np.ndarray], held_by: str, dtype: str) -> Tensors:
+def rounded(arrays: Tensors, held_by: str, dtype: str) -> Tensors:
     """Floating arrays rounded to what `held_by` holds, as `dtype`; others as they are."""
     narrow, wide = (np.dtype(bfloat16 if name == "bfloat16" else name) for name in (held_by, dtype))
     return {

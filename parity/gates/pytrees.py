@@ -3,6 +3,11 @@
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
+Tensors = dict[str, np.ndarray]
+"""By name."""
+
 
 def paths(tree: Any) -> dict[str, Any]:
     """The leaves of any pytree by their dotted paths, in the tree's order: `{"layers.0.up.kernel": array, ...}`.

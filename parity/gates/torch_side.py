@@ -11,7 +11,8 @@ from torch import Tensor, nn
 
 from parity.differ.values import Values as Followed
 from parity.gates.measure import ParityError, failure
-from parity.gates.projection import Inputs, Tensors, Values, projected
+from parity.gates.projection import Inputs, Values, projected
+from parity.gates.pytrees import Tensors
 from parity.islands import Float64, defaults_of
 
 
@@ -93,7 +94,7 @@ class TorchSide:
         return projected(self._inputs.call(module, arrays=arrays), "theirs", Tensor, self.left_out, known, like)
 
 
-def load(module: nn.Module, weights: Mapping[str, np.ndarray]) -> None:
+def load(module: nn.Module, weights: Tensors) -> None:
     """Gives the module's parameters and buffers these numbers, by name."""
     held = named_tensors(module)
     with torch.no_grad():

@@ -13,7 +13,7 @@ import numpy as np
 
 from parity.gates.layout import Cut, Layout
 from parity.gates.measure import ParityError
-from parity.gates.pytrees import is_array, is_floating, is_promised, nested, paths, replaced
+from parity.gates.pytrees import Tensors, is_array, is_floating, is_promised, nested, paths, replaced
 
 __all__ = ["LEFT_OUT", "Weight", "WeightMap", "Weights", "nested", "paths"]
 
@@ -60,7 +60,7 @@ class Weights:
     def __init__(
         self,
         weights: WeightMap,
-        tensors: Mapping[str, np.ndarray],
+        tensors: Tensors,
         *,
         like: Any = None,
         optional: Collection[str] = (),
@@ -88,9 +88,7 @@ class Weights:
         """The names of the module's tensors that each of our parameters holds (parts of), layer by layer."""
         self._require_paths([path for path, row in weights.items() if row is None and path != LEFT_OUT])
 
-    def flat(
-        self, tensors: Mapping[str, np.ndarray], convert: Callable[[np.ndarray], Any] = lambda array: array
-    ) -> dict[str, Any]:
+    def flat(self, tensors: Tensors, convert: Callable[[np.ndarray], Any] = lambda array: array) -> dict[str, Any]:
         """Our parameters by dotted path, made of the module's tensors, in their types.
 
         `convert` is applied to each before the next is made, so that a large model does not lie in memory twice.
@@ -101,30 +99,30 @@ class Weights:
         """Our parameters as `ours` takes them: nested dicts, or `like` with these leaves."""
         return nested(flat) if self.like is None else replaced(self.like, flat)
 
-    def into(self, tensors: Mapping[str, np.ndarray]) -> Any:
+    def into(self, tensors: Tensors) -> Any:
         """Our parameters, made of the module's tensors, in their types.
 
         Raises ParityError for tensors that are missing or have another shape than those that the mapping was made for.
         """
         return self.tree(self.flat(tensors))
 
-    def back(self, params: Any) -> dict[str, np.ndarray]:
+    def back(self, params: Any) -> Tensors:
         """The module's tensors by name, made of our parameters (or of their gradients) in any pytree.
 
         Raises ParityError for paths that are missing and for other shapes.
         """
         return self.tensors(paths(params))
 
-    def tensors(self, ours: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    def tensors(self, ours: Mapping[str, Any]) -> Tensors:
         """The same of our parameters by dotted path."""
         if missing := sorted(self._rows.keys() - ours.keys()):
             raise ParityError(f"our parameters lack {missing}, which the weight mapping names; they have {list(ours)}")
-        tensors: dict[str, np.ndarray] = {}
+        tensors: Tensors = {}
         for path, row in self._rows.items():
             row.write(np.asarray(ours[path]), tensors)
         return tensors
 
-    def held(self, tensors: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    def held(self, tensors: Tensors) -> Tensors:
         """What of the module's tensors, or of their gradients, is compared: numbers that are left out are zero."""
         found = {name: array for name, array in tensors.items() if name not in self.left_out}
         for piece in self._left:
@@ -217,7 +215,7 @@ class Row:
             for layer, name in enumerate(piece.names):
                 yield piece, name, piece.layout.place(layers[layer, ...])
 
-    def ours(self, tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    def ours(self, tensors: Tensors) -> np.ndarray:
         """Our parameter."""
         if missing := [name for name in self.names if name not in tensors]:
             raise ParityError(f"there are no tensors {missing}, which the weight mapping names: {sorted(tensors)}")
@@ -228,7 +226,7 @@ class Row:
             place[...] = piece.layout.seen(np.asarray(tensors[name]))
         return made
 
-    def write(self, ours: np.ndarray, tensors: dict[str, np.ndarray]) -> None:
+    def write(self, ours: np.ndarray, tensors: Tensors) -> None:
         """Puts the numbers of our parameter into the module's tensors, of which other rows may have written parts."""
         if ours.shape != self.shape:
             raise ParityError(f"{self.path} is {list(ours.shape)}; the weight mapping makes {list(self.shape)} there")

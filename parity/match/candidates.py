@@ -3,14 +3,15 @@
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import chain, combinations, product
+from itertools import chain, combinations
 from typing import Any, TypeVar
 
 import numpy as np
 
 from parity.gates.layout import Layout
-from parity.gates.pytrees import is_floating
-from parity.match.parameter_names import ParameterName, understand
+from parity.gates.pytrees import Tensors, is_floating
+from parity.match.parameter_names import understand
+from parity.match.parameter_paths import ParameterName
 
 EQUAL = 1000.0
 """What equal numbers add to a score: more than anything else can say."""
@@ -42,8 +43,6 @@ class Tensor(Parameter):
 
     aliases: tuple[ParameterName, ...]
     """What its other names say, where it is shared."""
-    kind: str
-    """The class of its module."""
     buffer: bool
     trained: bool
     heads: tuple[int, ...]
@@ -110,7 +109,7 @@ def parameters(flat: Mapping[str, Any]) -> list[Parameter]:
     return [Parameter(path, shape, (path,), (), meanings[path], places[path]) for path, shape in shapes.items()]
 
 
-def numbers_of(flat: Mapping[str, Any]) -> dict[str, np.ndarray]:
+def numbers_of(flat: Mapping[str, Any]) -> Tensors:
     """What our parameters hold, by path, of those that hold anything yet."""
     arrays = {path: np.asarray(leaf) for path, leaf in flat.items()}
     return {path: array.astype(np.float64, copy=False) for path, array in arrays.items() if is_floating(array)}
@@ -139,9 +138,9 @@ def with_families(named: Sequence[Named]) -> list[Named]:
 def _family(template: str, family: Mapping[tuple[int, ...], Named]) -> Named | None:
     """Those of several layers as one, if all are there, and of one shape."""
     counts = tuple(len(set(numbers)) for numbers in zip(*family, strict=True))
-    spoken = list(zip(*([number[0] for number in one.meaning.numbers] for one in family.values()), strict=False))
+    spoken = list(zip(*([number.spoken for number in one.meaning.numbers] for one in family.values()), strict=False))
     places = [spoken.index(numbers) for numbers in zip(*family, strict=True) if numbers in spoken]
-    whole = sorted(family) == list(product(*map(range, counts))) and len({one.shape for one in family.values()}) == 1
+    whole = sorted(family) == [*np.ndindex(counts)] and len({one.shape for one in family.values()}) == 1
     if not whole or len(places) < len(counts):
         return None
     members = tuple(family[numbers].name for numbers in sorted(family))

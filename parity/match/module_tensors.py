@@ -6,6 +6,7 @@ import numpy as np
 import torch
 from torch import nn
 
+from parity.gates.pytrees import Tensors
 from parity.gates.torch_side import from_torch, tied_names
 from parity.match.candidates import Tensor
 from parity.match.parameter_names import understand
@@ -19,7 +20,7 @@ CONSTANTS = re.compile(r"position_ids|token_type_ids|inv_freq|masked_bias|num_ba
 """Buffers that a module makes for itself."""
 
 
-def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
+def tensors(module: nn.Module) -> tuple[list[Tensor], Tensors]:
     """What our parameters may be, and the numbers of each parameter and floating buffer, by name."""
     parameters, buffers = dict(module.named_parameters()), dict(module.named_buffers())
     everything = [*parameters.items(), *buffers.items()]
@@ -36,18 +37,16 @@ def tensors(module: nn.Module) -> tuple[list[Tensor], dict[str, np.ndarray]]:
             meaning=names[name],
             place=index / max(len(held) - 1, 1),
             aliases=tuple(others[other] for other in tied if tied[other] == name),
-            kind=kinds[name],
             buffer=name in buffers,
             trained=name in parameters and tensor.requires_grad,
             heads=_heads(module, name),
         )
         for index, (name, tensor) in enumerate(held.items())
     ]
-    return found, {name: _array(tensor) for name, tensor in held.items()}
-
-
-def _array(tensor: torch.Tensor) -> np.ndarray:
-    return np.zeros(tuple(tensor.shape), np.float32) if tensor.is_meta else from_torch(tensor)
+    return found, {
+        name: np.zeros(tuple(tensor.shape), np.float32) if tensor.is_meta else from_torch(tensor)
+        for name, tensor in held.items()
+    }
 
 
 def _kind(module: nn.Module, name: str) -> str:

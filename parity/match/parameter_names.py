@@ -4,10 +4,11 @@ Ports call one thing by many names (`q_proj`, `query`, `wq`; `ln_2`, `post_atten
 name becomes a set of common words, so that two names can be compared, and scored, whatever their style.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
-from dataclasses import dataclass
+from dataclasses import replace
 
-from parity.match.parameter_paths import Leaf, Number, SplitPath, listed, ranks, spelled, split_path
+from parity.match.parameter_paths import Number, ParameterName, listed, ranks, spelled, split_path
 
 _IN, _OUT = ("in", "proj"), ("out", "proj")
 """The fused projection of PyTorch's attention, and the one after it."""
@@ -41,27 +42,20 @@ _TABLES = spelled({"types": "type types segment segments", "positions": "wpe pos
 _SYNONYMS = spelled(
     {"input": "ih", "hidden": "hh recurrent", "conv": "convolution", "norm": "bn", "dense": "fc", "": "mean var"}
 )
-_PLACES_IN_MLP = listed("out output in input wi wo dense w b to intermediate hidden")
+_ROLES_IN_MLP = {"down": listed("down wo out output"), "up": listed("up wi ih in input intermediate fc")}
+_SAID_BY_ROLE = {
+    "norm": listed("input before post after pre layer output dense f"),
+    "attention": listed("o out in output dense wo") | _PROJECTIONS.keys(),
+    "mlp": listed("out output in input wi wo dense w b to intermediate hidden"),
+    "embedding": listed("token tokens word words tok") | _TABLES.keys(),
+}
+"""Words that say no more than the role that is found there."""
 _TOLD_BY_PLACE = _STOP | _ATTENTION | _CROSS | _MLP | _EMBEDDING | _HEAD | _NORM
 _WEIGHTS = {
     **dict.fromkeys(listed("query key value output up down gate norm types positions tokens"), 3.0),
     **dict.fromkeys(listed("attention cross mlp embedding head encoder decoder final"), 2.5),
 }
 """How much it says that two names share a word, or that one of them lacks it; other words count 1."""
-
-
-@dataclass(frozen=True)
-class ParameterName:
-    """What one name says."""
-
-    leaf: Leaf
-    said: str
-    """The word for the leaf as it stands there: kernel, weight, scale ..."""
-    words: frozenset[str]
-    numbers: tuple[Number, ...]
-    """The layer numbers in it."""
-    parent: str
-    """The path of the module."""
 
 
 def understand(paths: Mapping[str, str]) -> dict[str, ParameterName]:
@@ -71,7 +65,7 @@ def understand(paths: Mapping[str, str]) -> dict[str, ParameterName]:
     return {one.path: _understood(one, numbers[one.path]) for one in split}
 
 
-def _understood(one: SplitPath, known: Mapping[tuple[int, int], Number]) -> ParameterName:
+def _understood(one: ParameterName, known: Mapping[tuple[int, int], Number]) -> ParameterName:
     """Reads one name from left to right, then what it says of the place that it has come to."""
     place, found, in_layer = "", set[str](), False
     numbers: list[Number] = []
@@ -96,8 +90,7 @@ def _understood(one: SplitPath, known: Mapping[tuple[int, int], Number]) -> Para
     if not place and (every & {*_PROJECTIONS, "wo", "o"} or last in (_IN, _OUT) or "Multihead" in one.kind):
         place = "attention"
     if "Norm" in one.kind or one.said in ("scale", "gamma", "g") or every & _NORM:
-        found -= {*_NORM_PLACES, "pre", "layer", "output", "dense", "f"}
-        found.add("norm")
+        found = {"norm"} | found - _SAID_BY_ROLE["norm"]
         if not place and in_layer:
             if not ordinal and len(numbers) > 1:
                 ordinal = numbers.pop()
@@ -114,8 +107,7 @@ def _understood(one: SplitPath, known: Mapping[tuple[int, int], Number]) -> Para
         # Names that say "attention" twice mean the projection to all three.
         if not roles and last in (("c", "attn"), _IN, ("in",)):
             roles = {"query", "key", "value"}
-        found -= {*_PROJECTIONS, "o", "out", "in", "output", "dense", "wo", "attn"}
-        found |= roles or {"output"}
+        found = found - _SAID_BY_ROLE["attention"] | (roles or {"output"})
     elif (
         place == "mlp"
         or (in_layer and not place and every & {"output", "dense", "fc", "w", "b"})
@@ -126,23 +118,22 @@ def _understood(one: SplitPath, known: Mapping[tuple[int, int], Number]) -> Para
         place = "mlp"
         if role := _role_in_mlp(every, last, ordinal):
             ordinal = None
-            found -= _PLACES_IN_MLP
-            found |= {*role.split()}
+            found = found - _SAID_BY_ROLE["mlp"] | {*role.split()}
     elif place == "embedding":
-        found -= {"token", "tokens", "word", "words", "tok", *_TABLES}
-        found.add(next((table for word, table in _TABLES.items() if word in every), "tokens"))
+        role = next((table for word, table in _TABLES.items() if word in every), "tokens")
+        found = found - _SAID_BY_ROLE["embedding"] | {role}
     elif not place and every & {"output", "out"} and not in_layer:
         place = "head"
     if ordinal:
         numbers.append(ordinal)
     if "Conv" in one.kind and "Conv1D" not in one.kind:
         found.add("conv")
-    return ParameterName(one.leaf, one.said, frozenset({*found, place} - {""}), tuple(numbers), one.parent)
+    return replace(one, words=frozenset({*found, place} - {""}), numbers=tuple(numbers))
 
 
 def _place(words: Set[str], before: str) -> str:
     """The part of a model that a component with these words is in, or the one `before` it."""
-    place, attends = before, words & _ATTENTION
+    attends = words & _ATTENTION
     if words & _CROSS or (attends and words & {"encoder", "enc", "memory"}) or words == {"multihead", "attn"}:
         place = "cross"
     elif attends:
@@ -162,9 +153,9 @@ def _role_in_mlp(words: Set[str], last: Sequence[str], ordinal: Number | None) -
         return ("gate", "down", "up")[ordinal.rank]
     if ordinal and ordinal.total == 2:
         return (("gate", "up") if "wi" in words else ("up", "down"))[ordinal.rank]
-    if words & {"down", "wo", "out", "output"} or last == ("c", "proj"):
+    if last == ("c", "proj"):
         return "down"
-    return "up" if words & {"up", "wi", "ih", "in", "input", "intermediate", "fc"} else ""
+    return next((role for role, said in _ROLES_IN_MLP.items() if words & said), "")
 
 
 class Likeness:
@@ -176,9 +167,8 @@ class Likeness:
         known = [frozenset().union(*words) for words in sides]
         everywhere = [frozenset.intersection(*words) if words else frozenset() for words in sides]
         self.telling = (known[0] & known[1]) - (everywhere[0] & everywhere[1])
-        used = _used(ours), _used(theirs)
         # Where both count alike a number is what it says; else (0, 2, 4 for 1, 2, 3) its rank counts.
-        self._alike = {place: used[0][place] == used[1].get(place) for place in used[0]}
+        self._alike = dict(_used(ours).items() & _used(theirs).items())
 
     def __call__(self, ours: ParameterName, theirs: ParameterName) -> float:
         """Above 0: they seem to mean the same; below: something speaks against it."""
@@ -192,7 +182,7 @@ class Likeness:
         here, there = _counting(ours), _counting(theirs)
         if len(here) == len(there):
             for place, (one, other) in enumerate(zip(here, there, strict=True)):
-                alike = self._alike.get((len(here), place))
+                alike = (len(here), place) in self._alike
                 if alike or one.total == other.total:
                     same = one.spoken == other.spoken if alike else one.rank == other.rank
                     score += 3.0 if same else -4.0
@@ -204,11 +194,10 @@ def _counting(name: ParameterName) -> list[Number]:
     return [number for number in name.numbers if number.total > 1]
 
 
-def _used(names: Iterable[ParameterName]) -> dict[tuple[int, int], set[int]]:
+def _used(names: Iterable[ParameterName]) -> dict[tuple[int, int], frozenset[int]]:
     """The numbers that names use in each place."""
-    used: dict[tuple[int, int], set[int]] = {}
-    for name in names:
-        numbers = _counting(name)
+    used = defaultdict[tuple[int, int], frozenset[int]](frozenset)
+    for numbers in map(_counting, names):
         for place, number in enumerate(numbers):
-            used.setdefault((len(numbers), place), set()).add(number.spoken)
+            used[len(numbers), place] |= {number.spoken}
     return used

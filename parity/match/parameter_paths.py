@@ -31,26 +31,39 @@ _SHORT = re.compile(r"([wb])(qkv|kv|q|k|v|o|ih|hh|i|h)")
 """`wq`, `bq`, `wqkv`: leaf and role in one word."""
 
 
+class Number(NamedTuple):
+    """A number in a path, and its rank among the numbers that are found in this place, of which there are `total`."""
+
+    spoken: int
+    rank: int
+    total: int
+
+
 @dataclass(frozen=True)
-class SplitPath:
-    """A path in words: components without the leaf."""
+class ParameterName:
+    """What a path says: its words, and what these come to once all of its side are known."""
 
     path: str
     leaf: Leaf
     said: str
+    """The word for the leaf as it stands there: kernel, weight, scale ..."""
     parts: tuple[tuple[str, ...], ...]
+    """Its components, without the leaf."""
     parent: str
+    """The path of the module."""
     kind: str
+    """The class of the module around it, or the rank of the array."""
+    words: frozenset[str] = frozenset()
+    """Common ones, whatever the style of the path."""
+    numbers: tuple[Number, ...] = ()
+    """The layer numbers in it."""
 
 
-def _words(component: str) -> tuple[str, ...]:
-    return tuple(word.lower() for word in re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", component))
-
-
-def split_path(path: str, kind: str) -> SplitPath:
-    """A dotted path in words; `kind` is the class of the module around it, or the rank of the array."""
+def split_path(path: str, kind: str) -> ParameterName:
+    """A dotted path in words."""
     components = path.split(".")
-    parts = [_words(component) for component in components]
+    found = (re.findall(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|\d+", component) for component in components)
+    parts = [tuple(word.lower() for word in words) for words in found]
     last, leaf, said = parts[-1], "weight", ""
     for place in (-1, 0):
         if last and last[place] in _LEAVES:
@@ -73,18 +86,10 @@ def split_path(path: str, kind: str) -> SplitPath:
     alone = not last or said == ""
     own = [] if alone else ["_".join(word for word in last if word not in ("w", "b"))]
     parent = ".".join([*components[:-1], *own])
-    return SplitPath(path, leaf, said, rest, parent, kind)  # type: ignore[arg-type]
+    return ParameterName(path, leaf, said, rest, parent, kind)  # type: ignore[arg-type]
 
 
-class Number(NamedTuple):
-    """A number in a path, and its rank among the numbers that are found in this place, of which there are `total`."""
-
-    spoken: int
-    rank: int
-    total: int
-
-
-def ranks(split: Sequence[SplitPath]) -> dict[str, dict[tuple[int, int], Number]]:
+def ranks(split: Sequence[ParameterName]) -> dict[str, dict[tuple[int, int], Number]]:
     """Path -> (component, word) -> the number there, ranked among those of paths that differ in it alone."""
     families = defaultdict[object, dict[int, list[tuple[str, tuple[int, int]]]]](lambda: defaultdict(list))
     for one in split:

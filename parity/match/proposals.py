@@ -12,7 +12,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from parity.gates.layout import Layout
-from parity.gates.projection import Tensors
+from parity.gates.pytrees import Tensors
 from parity.match.candidates import EQUAL, Candidate, Named, Parameter, Proposal, Tensor, with_families
 from parity.match.layouts import Fusion, fusions, layouts, rotaries, same
 from parity.match.parameter_names import Likeness
@@ -162,8 +162,8 @@ def _in_usual_orders(found: Found) -> Found:
             continue
         tensor, order = top[0].tensor, top[0].layout.order
         whole = all(not one.layout.split for one in natural if one.tensor.name == tensor.name)
-        if len(order) > 1 and tensor.kind != "Embedding" and whole:
-            seen[top[0].ours.meaning.said, tensor.kind == "Conv1D", len(order)][order] += 1
+        if len(order) > 1 and tensor.meaning.kind != "Embedding" and whole:
+            seen[top[0].ours.meaning.said, tensor.meaning.kind == "Conv1D", len(order)][order] += 1
     return {
         name: [replace(one, score=one.score - _against(one, seen)) for one in several]
         for name, several in found.items()
@@ -250,8 +250,8 @@ def _of_one_layer(ours: Parameter, tensor: Tensor) -> tuple[int, ...] | None:
 
 def _longer(tensor: Tensor, shape: tuple[int, ...]) -> list[Layout]:
     """A table of which ours lacks the first rows (those that a library keeps for padding), or the last."""
-    table = len(shape) == len(tensor.shape) == 2 and shape[1] == tensor.shape[1]
-    if not table or shape[0] >= tensor.shape[0] or "embedding" not in tensor.meaning.words:
+    table = len(shape) == 2 and shape[1:] == tensor.shape[1:] and "embedding" in tensor.meaning.words
+    if not table or shape[0] >= tensor.shape[0]:
         return []
     starts = tensor.shape[0] - shape[0], 0
     return [replace(same(shape), sizes=tensor.shape, part=((0, (start, start + shape[0])),)) for start in starts]
@@ -259,14 +259,14 @@ def _longer(tensor: Tensor, shape: tuple[int, ...]) -> list[Layout]:
 
 def _against(one: Candidate, seen: Mapping[tuple[str, bool, int], Counter[tuple[int, ...]]]) -> float:
     """What speaks against a layout: the order of axes that was seen, or that the word says, is another."""
-    order, turned, said = one.layout.order, one.tensor.kind == "Conv1D", one.ours.meaning.said
+    order, turned, said = one.layout.order, one.tensor.meaning.kind == "Conv1D", one.ours.meaning.said
     usual, weight = tuple(range(len(order))), 1.0
     if voted := seen.get((said, turned, len(order))):
         [(usual, _)] = voted.most_common(1)
-    elif not (one.tensor.kind == "Embedding" or said == "embedding" or (said == "weight" and not turned)):
+    elif not (one.tensor.meaning.kind == "Embedding" or said == "embedding" or (said == "weight" and not turned)):
         weight = 1.0 if said == "kernel" else 0.3
-        inputs_first = {2: (1, 0), 3: (2, 1, 0), 4: (2, 3, 1, 0), 5: (2, 3, 4, 1, 0)}
-        usual = usual if turned else inputs_first.get(len(order), order)
+        # Axes of space, then inputs, then outputs.
+        usual = usual if turned else (*usual[2:], *usual[1::-1])
     return weight * (order != usual)
 
 

@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 
 from parity.gates.jax_side import JaxSide
 from parity.gates.measure import compared
-from parity.gates.projection import Inputs, Tensors, Values, common_outputs, projection
-from parity.gates.pytrees import is_floating, is_promised
+from parity.gates.projection import Inputs, Values, common_outputs, floating, projection
+from parity.gates.pytrees import Tensors, is_promised
 from parity.gates.torch_side import TorchSide
 from parity.gates.weight_map import Row
 from parity.match.candidates import Proposal
@@ -32,7 +32,7 @@ class Runs:
         numbers = jax.tree.map(lambda leaf: np.broadcast_to(0.0, leaf.shape) if is_promised(leaf) else leaf, params)
         self.jax, self.torch = JaxSide(ours, numbers, given), TorchSide(module, given)
         self._left_out: set[str] = set()
-        self._projections: list[Tensors] = []
+        self._projections: Sequence[Tensors] = ()
         """Of the outputs of either side: the same of those that are compared, and zero of others."""
 
     @property
@@ -40,20 +40,20 @@ class Runs:
         """Outputs that are not compared: those of one side alone, and what is no floating-point array."""
         return self._left_out | self.jax.left_out | self.torch.left_out
 
-    def error(self, proposals: Sequence[Proposal], weights: Tensors) -> float:
-        """Gate 1's figure, where ours hold the module's `weights` by these rows."""
-        return self._error(self.jax.run(converted(proposals, weights), of=()), self._theirs(weights))
+    def run(
+        self, proposals: Sequence[Proposal], weights: Tensors, *, backward: bool = False
+    ) -> tuple[float, Tensors, Tensors]:
+        """(gate 1's figure where ours hold the module's `weights` by these rows, the gradients of both sides).
 
-    def gradients(self, proposals: Sequence[Proposal], weights: Tensors) -> tuple[float, Tensors, Tensors]:
-        """(gate 1's figure, the gradients of ours, those of what the rows take): of one projection on both sides.
-
-        It is of the outputs that `error` has compared.
+        They are those of one projection of the outputs that an earlier run has compared, by ours and by what the rows
+        take; none unless they are asked for.
         """
-        ours = self.jax.run(converted(proposals, weights), known=self._projections[0])
-        theirs = self._theirs(weights, known=self._projections[1], of=weights.keys())
+        known = self._projections if backward else ({}, {})
+        ours = self.jax.run(converted(proposals, weights), known=known[0], of=None if backward else ())
+        theirs = self._theirs(weights, known=known[1], of=weights.keys() if backward else ())
         return self._error(ours, theirs), ours.gradients, theirs.gradients
 
-    def depends_on(self, names: Collection[str], weights: Tensors) -> dict[str, np.ndarray]:
+    def depends_on(self, names: Collection[str], weights: Tensors) -> Tensors:
         """Where in each of these tensors a number changes what the module returns: True and False in its shape."""
         gradients = self._theirs(weights, of=names).gradients
         largest = max((float(np.abs(array).max()) for array in gradients.values() if array.size), default=0.0)
@@ -72,7 +72,7 @@ class Runs:
         """The largest relative error of any output; raises ParityError for what cannot be compared."""
         every = ours.outputs, theirs.outputs
         # Whole numbers and truth values show no weight.
-        here, there = ({name: array for name, array in side.items() if is_floating(array)} for side in every)
+        here, there = map(floating, every)
         self._left_out |= every[0].keys() - here.keys() | every[1].keys() - there.keys()
         names = common_outputs(here, there, self._left_out)
         self._projections = [
@@ -111,9 +111,8 @@ def converted(proposals: Sequence[Proposal], weights: Tensors) -> Tensors:
 
 
 def _shaken(name: str, array: np.ndarray) -> np.ndarray:
-    rng = np.random.default_rng([len(name), *name.encode()])
     # A module that nobody has given weights yet holds what was in memory.
     array = np.where(np.abs(array) < 1e3, array, 0.0).astype(np.float64)
-    noise, fan = rng.standard_normal(array.shape), array.size / max(array.shape, default=1)
+    noise, fan = projection(name, array.shape), array.size / max(array.shape, default=1)
     moved: np.ndarray = array + noise * min(0.2, fan ** (-0.5))
     return np.abs(array) * np.exp(0.2 * noise) if name.endswith("var") else moved

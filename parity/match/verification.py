@@ -5,13 +5,13 @@ every layout in question: then no tie matters, and both sides must agree. Their 
 same weight, in the layout that is right, and so the matcher finds by them what it could not find by names.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from parity.gates.measure import FLOAT64_BAR
-from parity.gates.projection import Tensors
+from parity.gates.pytrees import Tensors
 from parity.match.candidates import Candidate, Parameter, Proposal, Tensor
 from parity.match.proposals import ROTARY, proposed
 from parity.match.runs import SHOWN, Runs
@@ -54,10 +54,10 @@ def verified(
 
 def _gate(runs: Runs, proposals: Sequence[Proposal]) -> float:
     weights = runs.shaken(_taken(proposals))
-    error = runs.error(proposals, weights)
+    error, *_ = runs.run(proposals, weights)
     if FLOAT64_BAR < error <= SMALL and not runs.torch.wide:
         runs.torch.wide = True
-        exact = runs.error(proposals, weights)
+        exact, *_ = runs.run(proposals, weights)
         runs.torch.wide = exact <= FLOAT64_BAR
         error = exact if runs.torch.wide else error
     return error
@@ -67,7 +67,7 @@ def _taken(proposals: Sequence[Proposal]) -> list[str]:
     return [name for one in proposals for name in one.chosen.tensor.members]
 
 
-def _each_layer(one: Proposal, where: Mapping[str, np.ndarray]) -> list[bool]:
+def _each_layer(one: Proposal, where: Tensors) -> list[bool]:
     """Whether it is true anywhere in what a row takes, for each layer of each tensor."""
     return [bool(layout.seen(where[name]).any()) for tensor, layout in one.chosen.pieces for name in tensor.members]
 
@@ -76,7 +76,7 @@ def _decided(
     runs: Runs, proposals: Sequence[Proposal], sides: tuple[Sequence[Parameter], Sequence[Tensor]]
 ) -> tuple[list[Proposal], list[str], float]:
     """(the rows as gradients show them, the tensors that nothing fits, how far apart the sides are without ties)."""
-    apart, ours, theirs = runs.gradients(proposals, _alike(proposals))
+    apart, ours, theirs = runs.run(proposals, _alike(proposals), backward=True)
     if apart > SMALL:
         return [*proposals], [], apart
     rest = {tensor.name: np.broadcast_to(0.0, tensor.shape) for tensor in sides[1]}

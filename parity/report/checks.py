@@ -6,7 +6,7 @@ import os
 import platform
 import re
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -14,10 +14,8 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-from markupsafe import Markup
-
 from parity.differ.answer import folded
-from parity.report.figures import Cell, Figures, gates_markdown, shown
+from parity.report.figures import Cell, Figures, gates_markdown
 from parity.report.summary_page import summary_page
 from parity.versions import versions_of
 
@@ -135,11 +133,9 @@ class Checks:
     def write(self, folder: Path) -> None:
         """Writes parity.html and parity.json; raises OSError."""
         folder.mkdir(parents=True, exist_ok=True)
-        facts, faults = self._facts(), fault_rows(self.faults)
-        answers = {test: Markup("").join(map(_html, self.checks(test))) for test in self.tests}
-        page = summary_page(self.verdict(), facts, self.figures, self.failed, answers, faults)
+        facts = self._facts()
         document = json.dumps(self._document(facts), indent=2, allow_nan=False, ensure_ascii=False)
-        for name, text in (("parity.html", page), ("parity.json", f"{document}\n")):
+        for name, text in (("parity.html", summary_page(self, facts)), ("parity.json", f"{document}\n")):
             partial = folder / f"{name}.partial"
             partial.write_text(text, encoding="utf-8")
             partial.replace(folder / name)
@@ -204,12 +200,6 @@ def cause(report: Any) -> str:
     return re.sub(r"^(?:\w+\.)+(?=\w+(?::|$))", "", line.removeprefix("E").strip())
 
 
-def fault_rows(faults: Sequence[dict[str, Any]]) -> list[list[str]]:
-    """The lines of a table of planted faults, its header first; none without faults."""
-    rows = [[shown(x) if isinstance(x, float) else str(x) for x in fault.values()] for fault in faults]
-    return [list(faults[0]), *rows] if faults else []
-
-
 def _counted(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
@@ -221,12 +211,6 @@ def _plain(value: Any) -> Any:
     if isinstance(value, list):
         return list(map(_plain, value))
     return str(value) if isinstance(value, float) and not math.isfinite(value) else value
-
-
-def _html(check: dict[str, Any]) -> Markup:
-    if check["answer_html"]:
-        return Markup(check["answer_html"])
-    return Markup('<div class="wide"><pre>{}</pre></div>').format(check["answer"]) if check["answer"] else Markup("")
 
 
 def _processor() -> str:

@@ -1,9 +1,9 @@
 """Many figures as one table: a row for each thing that was judged, a column for each gate; judged, and as Markdown."""
 
 import math
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Any, Literal, NamedTuple
 
 State = Literal["green", "red", "expected"]
 
@@ -131,6 +131,12 @@ class Figures:
         """In the order in which they came."""
         return list(dict.fromkeys(row for row, _ in self.cells))
 
+    @property
+    def note(self) -> str:
+        """What the one state that needs explaining means, where there is one."""
+        asked = any(cell.state == "expected" for cell in self.cells.values())
+        return "(red): above its bar, and its test passed: it asks for that." if asked else ""
+
     def worst(self, gate: str) -> Cell:
         """The figure of a gate that is nearest to its bar, or farthest above."""
         return max((cell for cell in self.cells.values() if cell.gate == gate), key=lambda cell: cell.severity)
@@ -155,6 +161,12 @@ def shown(figure: float, digits: int = 1) -> str:
     if not math.isfinite(figure) or (figure == int(figure) and abs(figure) < 1e4):
         return f"{figure:.0f}"
     return f"{figure:.2f}" if 0.01 <= abs(figure) < 100 else f"{figure:.{digits}e}"
+
+
+def fault_rows(faults: Sequence[Mapping[str, Any]]) -> list[list[str]]:
+    """The lines of a table of planted faults, its header first; none without faults."""
+    rows = [[shown(x) if isinstance(x, float) else str(x) for x in fault.values()] for fault in faults]
+    return [list(faults[0]), *rows] if faults else []
 
 
 def markdown_table(header: Sequence[str], rows: Iterable[Sequence[str]]) -> str:

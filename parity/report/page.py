@@ -4,7 +4,6 @@ A page is a Jinja template that extends "page.html" and fills its block `body`; 
 is `Markup`. `{% from "table.html" import table %}` gives it tables that scroll sideways by themselves.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
@@ -89,9 +88,3 @@ def render(template: str, **names: Any) -> str:
 def page(title: str, body: str) -> str:
     """An HTML document with this title and body (HTML, already escaped)."""
     return _ENVIRONMENT.get_template("page.html").render(title=title, body=Markup(body))
-
-
-def table(header: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A table of cells that are HTML already."""
-    module: Any = _ENVIRONMENT.get_template("table.html").module
-    return str(module.table(map(Markup, header), [map(Markup, row) for row in rows]))

@@ -1,11 +1,13 @@
 """The page of a run: its verdict, what failed, the table of figures, what the gates mean, and where it was measured."""
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
+from typing import TYPE_CHECKING, Any
 
-from parity.report.figures import GATES, Figures, short, shown
+from parity.report.figures import GATES, fault_rows, short, shown
 from parity.report.page import render
-from parity.report.terminal_table import NOTE
+
+if TYPE_CHECKING:
+    from parity.report.checks import Checks
 
 _TEMPLATE = """
 {% extends "page.html" %}
@@ -50,6 +52,13 @@ dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1r
 {% else %}<span class="none">&ndash;</span>{% endif %}
 {% endcall %}
 {% endmacro %}
+{% macro answers(test) %}
+{% for check in checks.checks(test) if check.answer %}
+{% if check.answer_html %}{{ check.answer_html | safe }}
+{% else %}<div class="wide"><pre>{{ check.answer }}</pre></div>
+{% endif %}
+{% endfor %}
+{% endmacro %}
 {% block body %}
 <h1>Parity of JAX and PyTorch</h1>
 <p class="verdict"><strong class="badge {{ word | lower }}">{{ word }}</strong>{{ rest }}</p>
@@ -57,7 +66,7 @@ dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1r
 {% if failed %}
 <h2>Failures</h2>
 <ul class="failures">{% for test, message in failed.items() | sort %}
-<li><code>{{ test }}</code><br><span class="red">{{ message }}</span>{{ answers[test] }}</li>
+<li><code>{{ test }}</code><br><span class="red">{{ message }}</span>{{ answers(test) }}</li>
 {% endfor %}</ul>
 {% endif %}
 <h2>The worst figure of each test and gate</h2>
@@ -77,12 +86,12 @@ dl.facts { display: grid; grid-template-columns: max-content 1fr; gap: .15rem 1r
 <td>{% call labelled(short(gate)) %}{{ mark(figures.state(gate)) }}{% endcall %}</td>{% endfor %}</tr>
 </tbody>
 </table></div></div>
-<p class="note">{{ note }}</p>
+<p class="note">{{ figures.note }}</p>
 {% else %}<p>No figure was measured.</p>{% endif %}
-{% if parted %}
-<h2>Where they part</h2>
-{% for test in parted %}<p><code>{{ test }}</code></p>{{ answers[test] }}{% endfor %}
-{% endif %}
+{% for test in checks.tests if checks.answers(test) and test not in failed %}
+{% if loop.first %}<h2>Where they part</h2>{% endif %}
+<p><code>{{ test }}</code></p>{{ answers(test) }}
+{% endfor %}
 <h2>What each gate means</h2>
 <dl class="meanings">{% for gate in figures.gates %}
 <dt><b class="{{ figures.state(gate) }}">{{ gate }}</b>, at most {{ figures.bars(gate) }}</dt>
@@ -104,30 +113,20 @@ infinity: they are the strings "nan", "inf" and "-inf".</p>
 """
 
 
-def summary_page(
-    verdict: str,
-    facts: Mapping[str, Any],
-    figures: Figures,
-    failed: Mapping[str, str],
-    answers: Mapping[str, str],
-    faults: Sequence[Sequence[str]],
-) -> str:
-    """A document that loads nothing: `verdict` begins with GREEN or RED, `answers` are HTML that says of each test
-    where the two part, and `faults` are the lines of a table, its header first."""
-    word, _, rest = verdict.partition(":")
+def summary_page(checks: "Checks", facts: Mapping[str, Any]) -> str:
+    """A document that loads nothing."""
+    word, _, rest = checks.verdict().partition(":")
     return render(
         _TEMPLATE,
         title=f"Parity: {word.lower()}",
         word=word,
         rest=rest,
         facts=facts,
-        figures=figures,
-        failed=failed,
-        answers=answers,
-        parted=[test for test, said in answers.items() if said and test not in failed],
-        faults=faults,
+        checks=checks,
+        figures=checks.figures,
+        failed=checks.failed,
+        faults=fault_rows(checks.faults),
         gates=GATES,
-        note=NOTE if any(cell.state == "expected" for cell in figures.cells.values()) else "",
         short=short,
         shown=shown,
     )

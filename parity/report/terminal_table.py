@@ -13,8 +13,6 @@ _STYLES = {"green": "green", "red": "bold red", "expected": "yellow"}
 _WORDS = {"green": "green", "red": "RED", "expected": "(red)"}
 _NAMES = 24
 """Columns of a narrow terminal that are left for the rows' names."""
-NOTE = "(red): above its bar, and its test passed: it asks for that."
-"""What the one state that needs explaining means."""
 
 
 def table_text(figures: Figures, width: int, *, colour: bool) -> str:
@@ -31,8 +29,8 @@ def table_text(figures: Figures, width: int, *, colour: bool) -> str:
     console = Console(file=screen, width=width, force_terminal=colour, no_color=not colour)
     for place, part in enumerate(parts):
         console.print("\n" * (place > 0), _part(figures, part, digits, room), sep="", end="")
-    if any(cell.state == "expected" for cell in figures.cells.values()):
-        console.print(Text(NOTE, style=_STYLES["expected"]), soft_wrap=True)
+    if figures.note:
+        console.print(Text(figures.note, style=_STYLES["expected"]), soft_wrap=True)
     return "\n".join(line.rstrip() for line in screen.getvalue().splitlines())
 
 

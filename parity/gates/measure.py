@@ -156,6 +156,10 @@ class Sample(NamedTuple):
     scales: Mapping[str, float]
     """What errors are relative to: the norm of the truth, or of everything where the truth is known to be zero."""
 
+    def without(self, names: Collection[str]) -> "Sample":
+        """The other tensors."""
+        return Sample(*({name: x for name, x in side.items() if name not in names} for side in self))
+
 
 @dataclass(frozen=True)
 class Quality:

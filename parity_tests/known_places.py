@@ -103,11 +103,7 @@ _PLACES = {
         f"{_NORM} {_ENCODER} {_ENCODER}.query {_ENCODER}.key {_ENCODER}.value encoder.blocks.0",
         "high.mean(-1, keepdims=True)` here, theirs goes on as without it",
     ),
-    "residual from the normalised input": (
-        "Block._add",
-        "faults.py encoder.blocks.0",
-        "where ours reads | where theirs reads",
-    ),
+    "residual from the normalised input": ("Block._add", "faults.py encoder.blocks.0", "where ours reads"),
     "padding_idx: one row gets no gradient": (
         "Table.__call__",
         "target_embedding target_embedding.tokens faults.py",

@@ -18,6 +18,7 @@ from parity import ParityError, Weight, check_parity, match_weights
 from parity.gates.pytrees import paths
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
+from parity.match.parameter_names import understand
 from parity_tests.huggingface import Oracle
 from parity_tests.localisation import weights_of
 from parity_tests.matched import linear_shapes, require_verified, shape
@@ -61,6 +62,12 @@ def test_names_and_shapes_are_enough_for_every_preset(name):
     assert not match.unmatched_theirs
     assert not match.verified
     assert {row.confidence for row in match.rows} == {"likely"}
+
+
+def test_a_number_before_a_norm_whose_place_no_rule_tells_is_kept():
+    """LeViT's projections are numbered, and their norms have no other name."""
+    names = understand({f"stages.0.layers.{n}.module.batch_norm.weight": "BatchNorm2d" for n in range(4)})
+    assert len({name.numbers for name in names.values()}) == 4
 
 
 class Logits(nn.Module):

@@ -60,7 +60,7 @@ def judge_narrow(name, exact, single_cases, half_cases, record):
     for std, padding in half_cases:
         samples = [narrow_sample(exact, half, *case) for case in inputs(name, std, padding, DRAWS_BFLOAT16)]
         record(name, quality("4 bfloat16 / allowed", samples, BFLOAT16))
-        values = [Sample(*({k: x for k, x in side.items() if k not in start} for side in one)) for one in samples]
+        values = [sample.without(start) for sample in samples]
         record(name, quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES))
 
 

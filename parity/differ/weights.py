@@ -10,7 +10,8 @@ from parity.differ.alignment import Start
 from parity.differ.answer import Difference
 from parity.differ.fingerprints import BAR, fingerprint
 from parity.differ.values import Values
-from parity.gates.projection import Tensors, double
+from parity.gates.projection import double
+from parity.gates.pytrees import Tensors
 
 _PRODUCT = re.compile(r"(dot_general|bmm|\bmm|matmul|conv)")
 _STEPS = 12

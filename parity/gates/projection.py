@@ -12,8 +12,7 @@ import numpy as np
 from ml_dtypes import bfloat16
 
 from parity.gates.measure import ParityError, as_array
-from parity.gates.pytrees import Tensors as Tensors
-from parity.gates.pytrees import is_floating, is_key
+from parity.gates.pytrees import Tensors, is_floating, is_key
 
 RECIPE = "numpy.random.default_rng([len(name), *name.encode()]).standard_normal(shape), rounded to float32"
 

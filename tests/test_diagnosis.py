@@ -60,7 +60,7 @@ def test_a_step_that_is_not_finite_changes_no_parameter_and_nor_does_the_next(st
     ("parameter", "index", "value", "said"),
     [
         ("embedding.tokens.embedding", ord("Z"), 3e38, "in row 3 of 4, which begins 'Zero'"),
-        ("decoder.blocks.feedforward.up.kernel", 1, 3e38, "the output of decoder.blocks.1 is the first that is not"),
+        ("decoder.blocks.feedforward.up.kernel", (1, 1), -3e38, "the output of decoder.blocks.1 is the first that is not"),
         ("decoder.blocks.self_attention.key.bias", 1, np.nan, "decoder.blocks.1.self_attention.key.bias was not"),
         (
             "decoder.final_norm.scale",
@@ -81,7 +81,7 @@ def test_what_is_not_finite_first_is_found(start, parameter, index, value, said)
 @pytest.mark.parametrize(
     ("activation", "index", "value", "said"),
     [
-        ("relu", 0, 3e38, r"encountered in dot_general in model/layers.py, line \d+: y = x @ self.kernel"),
+        ("relu", (0, 1), -3e38, r"encountered in dot_general in model/layers.py, line \d+: y = x @ self.kernel"),
         (
             "gelu_tanh",
             (0, 0),

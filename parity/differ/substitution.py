@@ -184,21 +184,32 @@ def experiment(
 
     `first` and `second` are the starts of ours and theirs that belong together, `starts` all of both sides.
     """
-    best: tuple[tuple[bool, int], Finding] | None = None
-    for tried in ways or WAYS:
-        for side, (start, partner) in enumerate(((first, second), (second, first))):
+    best, proved = None, set()
+    for agreement, finding in _findings(sides, (first, second), starts, ways or WAYS):
+        lines = tuple((site.file, site.line, site.operation) for site in (finding.ours, finding.theirs))
+        if finding.sure:
+            proved.add(lines)
+        if best is None or agreement[:2] > best[0]:
+            best = agreement[:2], finding, lines
+        if agreement.returned:
+            break
+    # What another experiment, or one of the other side, is sure of at the same two lines is sure.
+    return best and best[1]._replace(sure=best[2] in proved)
+
+
+def _findings(
+    sides: tuple[Values, Values],
+    pair: tuple[Start | None, Start | None],
+    starts: tuple[Sequence[Start], ...],
+    ways: "Sequence[Way]",
+) -> Iterator[tuple[Agreement, Finding]]:
+    for tried in ways:
+        for side, (start, partner) in enumerate((pair, pair[::-1])):
             experiments = Experiments(sides[side], sides[1 - side])
             for shown in tried(experiments, start, partner, starts[1 - side]) if start else ():
-                if best is None or shown.agreement[:2] > best[0]:
-                    other = shown.other or _site_of_other(experiments, shown, partner, starts[1 - side])
-                    places = sides[side].made(shown.place), other
-                    best = (
-                        shown.agreement[:2],
-                        Finding(shown.said, *(places if side == 0 else places[::-1]), shown.sure),
-                    )
-                if shown.agreement.returned:
-                    return best[1]
-    return best[1] if best else None
+                other = shown.other or _site_of_other(experiments, shown, partner, starts[1 - side])
+                places = sides[side].made(shown.place), other
+                yield shown.agreement, Finding(shown.said, *(places if side == 0 else places[::-1]), shown.sure)
 
 
 def repaired(ours: Start, theirs: Start) -> tuple[int, int] | None:

@@ -22,6 +22,8 @@ CONFIG = replace(GPT, vocab_size=128, d_model=8, decoder=replace(STACK, feedforw
 NET = transformer(replace(CONFIG, dropout=DropoutConfig(residual=0.1)))
 TX = optimizer(OptimizerConfig(warmup_steps=0, schedule="constant"), 10)
 STEP = jax.jit(train_step(NET, TX, accumulation=2))
+UP = "decoder.blocks.feedforward.up.kernel"
+"""The second feature that it is given is large and negative, whatever else is added up with it, and in which order."""
 LETTERS: Any = SimpleNamespace(decode=lambda ids: "".join(map(chr, ids)))
 """A tokenizer whose ids are letters."""
 
@@ -60,7 +62,7 @@ def test_a_step_that_is_not_finite_changes_no_parameter_and_nor_does_the_next(st
     ("parameter", "index", "value", "said"),
     [
         ("embedding.tokens.embedding", ord("Z"), 3e38, "in row 3 of 4, which begins 'Zero'"),
-        ("decoder.blocks.feedforward.up.kernel", (1, 1), -3e38, "the output of decoder.blocks.1 is the first that is not"),
+        (UP, (1, 1), -3e38, "the output of decoder.blocks.1 is the first that is not"),
         ("decoder.blocks.self_attention.key.bias", 1, np.nan, "decoder.blocks.1.self_attention.key.bias was not"),
         (
             "decoder.final_norm.scale",
@@ -93,7 +95,7 @@ def test_what_is_not_finite_first_is_found(start, parameter, index, value, said)
 )
 def test_the_operation_that_made_a_nan_is_named(activation, index, value, said):
     net = transformer(replace(CONFIG, decoder=replace(CONFIG.decoder, num_layers=1, activation=activation)))
-    state = spoil(init_state(net, TX, jax.random.key(0)), "decoder.blocks.feedforward.up.kernel", index, value)
+    state = spoil(init_state(net, TX, jax.random.key(0)), UP, index, value)
     state, _ = jax.jit(train_step(net, TX))(state, BATCH)
     told = find_not_finite(net, make_mesh(MeshConfig(), 4), LETTERS, 1, state, BATCH, operation=True)
     assert re.search(said, told), told

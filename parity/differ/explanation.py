@@ -61,10 +61,10 @@ def explain_outputs(
         return Difference("none", name=name, **counted(ours, theirs))
     said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
     bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
-    return explain((ours, theirs), bad, "forward", errors, said, held_by, name, accepted)
+    return explain_stage((ours, theirs), bad, "forward", errors, said, held_by, name, accepted)
 
 
-def explain(
+def explain_stage(
     sides: tuple[Values, Values],
     bad: tuple[Sequence[int], Sequence[int]],
     stage: Stage,

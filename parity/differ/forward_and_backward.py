@@ -6,7 +6,7 @@ from dataclasses import replace
 import numpy as np
 
 from parity.differ.answer import Difference
-from parity.differ.explanation import counted, explain, explain_outputs, stopped_alone
+from parity.differ.explanation import counted, explain_outputs, explain_stage, stopped_alone
 from parity.differ.torch_values import GRADIENT
 from parity.differ.traced_sides import Sides
 from parity.differ.values import STACK, Values
@@ -94,7 +94,7 @@ def _backward(sides: Sides, name: str) -> Difference:
         return Difference("none", name=name, trained_alone=alone, **counted(ours, theirs))
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
     about = tuple(said), sides.held_by, name, sides.accepted
-    answer = explain((ours, theirs), (forced_ours, forced_theirs), "backward", errors, *about)
+    answer = explain_stage((ours, theirs), (forced_ours, forced_theirs), "backward", errors, *about)
     if not answer.sure:
         answer = _where_one_stops(ours, theirs, answer)
     return replace(answer, trained_alone=alone)

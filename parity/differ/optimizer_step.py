@@ -10,7 +10,7 @@ import numpy as np
 import torch
 
 from parity.differ.answer import Difference
-from parity.differ.explanation import counted, explain
+from parity.differ.explanation import counted, explain_stage
 from parity.differ.fingerprints import BAR
 from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import GRADIENT, values_of_torch
@@ -52,7 +52,7 @@ def stepped(sides: Sides, into: Callable[[Tensors], Any], optimizer: Optimizer, 
     holders = {path for key in errors for path, _ in sides.held_by.get(key, ())}
     forced = [ours.outputs[_STEPPED + path] for path in sides.names if path in holders]
     bad = forced, [theirs.outputs[_STEPPED + key] for key in errors]
-    found = explain((ours, theirs), bad, "optimizer", errors, tuple(said), sides.held_by, name, sides.accepted)
+    found = explain_stage((ours, theirs), bad, "optimizer", errors, tuple(said), sides.held_by, name, sides.accepted)
     # Each library arranges the formula of a step in its own way: what has no equal may be no difference.
     kind = kinds.pop() if len(kinds) == 1 else ""
     return replace(found, kind=f"{kind} (so in every weight that differs)" if kind else None, sure=False)

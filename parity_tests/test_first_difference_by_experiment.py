@@ -125,6 +125,11 @@ CASES = {
     "an activation less": (same, lambda m, x, h: F.softplus(h), "theirs applies softplus here, ours goes on as"),
     "a norm less": (same, lambda m, x, h: m.norm(h), "theirs computes `h = self.between(self, x, h)` here"),
     "a norm more": (lambda p, x, h: normalise(p, h), same, "ours computes `centred = h - h.mean(-1, keepdims=True)`"),
+    "a mean less": (
+        lambda p, x, h: h * jax.lax.rsqrt(jnp.square(h) + 1e-5) * p["scale"],
+        lambda m, x, h: h * torch.rsqrt(h.pow(2).mean(-1, keepdim=True) + 1e-5) * m.norm.weight,
+        "theirs applies mean here, ours goes on as without it",
+    ),
     "a residual of another value": (
         lambda p, x, h: jnp.tanh(h) + x,
         lambda m, x, h: torch.tanh(h) + h,

@@ -43,7 +43,7 @@ def pytest_generate_tests(metafunc):
 
 
 @lru_cache(maxsize=2)
-def sides(name, dtype="float64"):
+def sides(name, dtype):
     """Ours and theirs of one model; the compiled function is kept while the parameters change."""
     oracle = Oracle(name, dtype)
     return oracle.pair(0.02, 0, dtype), oracle
@@ -60,7 +60,7 @@ def results(name, weights, batch, dtype):
 def truth_of(name, weights, batch, record):
     """Gates 1 and 2 on one case; then what Hugging Face computes in float64, and what is zero in exact arithmetic."""
     ours, theirs = results(name, weights, batch, "float64")
-    zeros = known_zeros(sides(name)[1].config, theirs.gradients)
+    zeros = known_zeros(sides(name, "float64")[1].config, theirs.gradients)
     record(f"huggingface {name}", compared("1 activations", ours.outputs, theirs.outputs))
     record(f"huggingface {name}", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
     return theirs, zeros
@@ -69,14 +69,14 @@ def truth_of(name, weights, batch, record):
 @pytest.mark.deep
 @pytest.mark.parametrize("name", FURTHER)
 def test_gates_1_and_2(name, record):
-    oracle = sides(name)[1]
+    oracle = sides(name, "float64")[1]
     for std, padding in product(REGIMES.values(), PADDINGS):
         truth_of(name, oracle.random_weights(std, 0), oracle.batch(padding, 0), record)
 
 
 @pytest.mark.parametrize("name", FIRST)
 def test_gates_1_2_and_3(name, record):
-    oracle = sides(name)[1]
+    oracle = sides(name, "float64")[1]
     for std in REGIMES.values():
         samples = []
         for padding, seed in product(PADDINGS, range(2)):
@@ -145,7 +145,7 @@ def test_gates_3_and_4_of_the_forward_pass(name, record):
 )
 def test_nothing_is_left_out_but_what_differs(name, side, padding):
     """Hidden states of the first layer differ at every position that is not compared, and at no other."""
-    pair, oracle = sides(name)
+    pair, oracle = sides(name, "float64")
     batch, layer = oracle.batch(padding, 0), f"{side}.0.hidden"
     pair.load(oracle.load(oracle.random_weights(0.2, 0)))
     ours, theirs = pair.run_jax(batch).outputs[layer], oracle.run(batch).outputs[layer]
@@ -173,7 +173,7 @@ FAULTS = {
 def test_a_fault_in_the_table_turns_gate_1_red(fault):
     """All shapes agree; only the numbers tell."""
     name, theirs, change = FAULTS[fault]
-    pair, oracle = sides(name)
+    pair, oracle = sides(name, "float64")
     weights, batch = oracle.random_weights(0.02, 0), oracle.batch("right", 0)
     rows = FAMILIES[oracle.json["architectures"][0]].rows(oracle.config)
     assert theirs in {row.theirs for row in rows}

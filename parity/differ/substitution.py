@@ -263,10 +263,11 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
         for i in dict.fromkeys((*row.inputs, *start.agreed, *([branches[k]] if k in branches else []))):
             array = values.array(i)
             most = math.prod(row.shape)
-            # A mask or a table may be repeated to the shape of what it is added to.
-            if array is None or not 3 <= array.size <= most or (values.rows[i].data and array.size < most):
-                continue
             operand = row.inputs.index(i) if i in row.inputs else None
+            # A mask or a table may be repeated to the shape of what it is added to.
+            short = array is not None and array.size < most and values.rows[i].data
+            if array is None or array.size < 3 or short or (array.size > most and operand is None):
+                continue
             for moved, again in product(_in_shape(array, row.shape), dict.fromkeys((None, operand))):
                 if (agreement := experiments.goes_on(k, moved, operand=again)) is not None:
                     one = operand is not None
@@ -276,7 +277,10 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
 
 
 def _in_shape(array: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
-    """An array in the shape of a value: as it is, repeated along axes, or with its axes in another order."""
+    """An array in the shape of a value: as it is, repeated along axes, or with its axes in another order; or all of it
+    where the value is made of it along axes that stay, as a mean is."""
+    if array.size > math.prod(shape):
+        return [array] if array.ndim == len(shape) else []
     with suppress(ValueError):
         return [np.broadcast_to(array, shape)]
     return with_axes_as(np.empty(shape), array)[:1]

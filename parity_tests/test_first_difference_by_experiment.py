@@ -65,10 +65,13 @@ def same(_, x, h):
 
 def with_branch(m, x, h):
     """A branch, longer than what is tried step by step, on what follows too: a product with the norm's weight."""
-    branch = h * m.norm.weight
+    return (h + long(h * m.norm.weight)) * m.norm.weight
+
+
+def long(h):
     for _ in range(10):
-        branch = torch.tanh(branch * 1.1 + 0.1)
-    return (h + branch) * m.norm.weight
+        h = torch.tanh(h * 1.1 + 0.1)
+    return h
 
 
 def two_branches(m, x, h):
@@ -143,7 +146,12 @@ CASES = {
     "a branch less, its residual kept": (
         lambda p, x, h: h * p["scale"],
         with_branch,
-        "theirs adds `branch = torch.tanh(branch * 1.1 + 0.1)`",
+        "theirs adds `h = torch.tanh(h * 1.1 + 0.1)`",
+    ),
+    "the inside of a branch less": (
+        lambda p, x, h: h + normalise(p, h),
+        lambda m, x, h: h + long(m.norm(h)),
+        "theirs computes `h = torch.tanh(h * 1.1 + 0.1)` here, ours goes on as without it",
     ),
     "two branches less": (same, two_branches, "theirs adds the result of aten.add here, ours goes on as without it"),
     "a table less, before another place at which both scale what they agree on": (

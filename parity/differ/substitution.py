@@ -256,7 +256,8 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
     values, branches = experiments.values, dict(start.branches)
     # A product with zeros hides what it was made of, and the bias that is added to it agrees.
     zeros = [k for k, row in enumerate(values.rows) if row.data and row.largest == 0 and not row.backward][:_LEFT_OUT]
-    for k in dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *zeros)):
+    ends = (values.copied(i) for k in branches for i in values.rows[k].inputs if i not in values.equal)
+    for k in dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *ends, *zeros)):
         row = values.rows[k]
         if values.copies(k):
             continue
@@ -489,9 +490,7 @@ def _told(values: Values, number: int, by: Value | None = None, sizes: Collectio
     if not row.data and math.prod(row.shape) == 1:
         array = values.array(number)
         return f"{row.largest:g}" if array is None else called(float(array.reshape(())), sizes)
-    while values.copies(number):
-        number = values.rows[number].inputs[-1]
-    site = values.made(number)
+    site = values.made(values.copied(number))
     if site.file and not (by and by.place[:2] == row.place[:2]):
         return f"`{site.source}` ({short(site.file)}:{site.line})"
     names = [name for k in row.inputs if (name := values.parameter(k))]

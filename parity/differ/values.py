@@ -293,6 +293,12 @@ class Values:
         same_type = all(self.rows[i].dtype == row.dtype for i in row.inputs if self.rows[i].data)
         return bool(row.inputs) and same_type and bool(_COPIES.search(row.operation))
 
+    def copied(self, number: int) -> int:
+        """The value that this one is a copy of; itself, where it is none."""
+        while self.copies(number):
+            number = self.rows[number].inputs[-1]
+        return number
+
     def leaf(self, number: int) -> int | None:
         """The parameter or input of which a value is a copy: a transpose, a slice, a reshaped one, one times 1."""
         while (row := self.rows[number]).kind == "operation":

@@ -50,10 +50,12 @@ DEEPER = {
     "test_gates_1_and_2_with_other_windows",
     "test_gates_3_and_4_in_the_other_cases",
     "test_gates_3_and_4_of_the_forward_pass",
+    "test_generate_py_in_two_processes",
     "test_losses_and_gradients_are_those_of_whole_rows",
     "test_processes",
     "test_processes_whose_folders_differ_refuse_together",
     "test_the_two_terminals_of_the_page",
+    "test_whether_reduce_scatter_of_gloo_is_right",
 }
 """Files, and tests by name, of which what is deep is for `make test-deeper`."""
 

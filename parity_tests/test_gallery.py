@@ -54,7 +54,7 @@ def test_there_are_enough():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("page", ["gallery", "porting"])
+@pytest.mark.parametrize("page", ["gallery", pytest.param("porting", marks=pytest.mark.deeper)])
 def test_the_commands_print_what_the_page_says(page):
     command = [sys.executable, "docs/rerun.py", "--check", page]
     done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)

@@ -30,7 +30,7 @@ UNLIKE = ["gemma3", "gpt_neox"]
 HEADS = [pytest.param(name, marks=pytest.mark.deeper) for name in ("roberta texts", "roberta tokens")]
 """RoBERTa's own heads, which read what BERT's do not."""
 DEEPER = {
-    "test_gate_4": (["bert", "llama"], FIRST),
+    "test_gate_4": (["llama"], FIRST),
     "test_gates_3_and_4_of_the_forward_pass": ([*UNLIKE, *HEADS], FURTHER),
 }
 """Test -> the models that it takes, and with --deep."""

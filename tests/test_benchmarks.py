@@ -45,7 +45,9 @@ def branches(tree):
         (train_step, ("vaswani-base, 2 x 6 source and 8 tokens", "jax_tformer", "torch_ref", "HF", "GFLOP/s")),
         (startup, ("from the command to the first step",)),
         pytest.param(processes, ("two / one",), marks=pytest.mark.deeper),
-        (optimizers, ("muon", "sgd", "by learning rate", "processor ms a step", "MiB")),
+        pytest.param(
+            optimizers, ("muon", "sgd", "by learning rate", "processor ms a step", "MiB"), marks=pytest.mark.deeper
+        ),
         (corpus, ("encode_batch / tokenize", "the same losses, to the bit")),
     ],
 )

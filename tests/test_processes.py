@@ -171,7 +171,7 @@ def test_processes_whose_folders_differ_refuse_together(tmp_path, begun, message
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["adafactor", "muon"])
+@pytest.mark.parametrize("name", ["muon", pytest.param("adafactor", marks=pytest.mark.deeper)])
 def test_optimizers_on_a_mesh_step_as_on_one_device(name, tmp_path):
     """What they compute of a whole matrix, devices have in parts."""
     meshes = [(4, "--mesh.fsdp 2 --mesh.tensor 2"), (1, "--mesh.fsdp 1")]
@@ -206,8 +206,15 @@ def test_processes_that_differ_refuse_together(tmp_path):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("victim", [0, 1])
-@pytest.mark.parametrize("kind", [signal.SIGKILL, signal.SIGSTOP])
+@pytest.mark.parametrize(
+    ("kind", "victim"),
+    [
+        (signal.SIGKILL, 1),
+        (signal.SIGSTOP, 0),
+        pytest.param(signal.SIGKILL, 0, marks=pytest.mark.deeper),
+        pytest.param(signal.SIGSTOP, 1, marks=pytest.mark.deeper),
+    ],
+)
 def test_a_process_that_dies_or_hangs_ends_the_others(tmp_path, kind, victim):
     children = train(tmp_path / "run", 2, 2, "--steps 100000")
     try:

@@ -17,10 +17,11 @@ from tests.small_runs import succeed
 from tests.test_tokenizing import write_lines
 
 pytestmark = pytest.mark.deep
+DEEPER = pytest.mark.deeper
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 
 
-@pytest.mark.parametrize("name", ["gpt2-124m", "modded-nanogpt"])
+@pytest.mark.parametrize("name", ["gpt2-124m", pytest.param("modded-nanogpt", marks=DEEPER)])
 def test_from_documents_to_a_model(name, tmp_path, monkeypatch, capsys):
     """llm.c's shards, with a file that is held out, in rows of 1,024 tokens."""
     monkeypatch.chdir(tmp_path)
@@ -40,7 +41,7 @@ def test_from_documents_to_a_model(name, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.rpartition("\n")[0]
 
 
-@pytest.mark.parametrize("name", ["wmt14-en-de", "iwslt14-de-en"])
+@pytest.mark.parametrize("name", [pytest.param("wmt14-en-de", marks=DEEPER), "iwslt14-de-en"])
 def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
     """Shared BPE, label smoothing, the mean of five checkpoints, four beams, both kinds of BLEU."""
     monkeypatch.chdir(tmp_path)
@@ -70,8 +71,8 @@ def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
     ("name", "parameters", "temporary"),
     [
         ("gpt2-124m", 124_439_808, 33),
-        ("modded-nanogpt", 162_354_816, 31),
-        ("wmt14-en-de", 63_045_632, 11),
+        pytest.param("modded-nanogpt", 162_354_816, 31, marks=DEEPER),
+        pytest.param("wmt14-en-de", 63_045_632, 11, marks=DEEPER),
         ("iwslt14-de-en", 36_626_432, 1.7),
     ],
 )

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from parity import first_difference
 from parity.differ.alignment import match
+from parity.differ.kinds import masked_apart
 from parity.differ.substitution import Experiments
 from parity.differ.values import Value, Values
 
@@ -419,6 +420,16 @@ def test_a_table_of_two_numbers_does_not_agree_by_having_two():
     found = first_difference(partial(ours, turned), Module(turned_there), WEIGHTS, [NUMBERS], backward=False)
     assert found.sure, str(found)
     assert found.ours.source.startswith("frequencies = "), str(found)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_the_same_mask_in_scores_that_differ_is_no_difference(seed):
+    """Keys and queries are as many, so that scores may be transposed; where none agree, chance says which."""
+    scores, others = np.random.default_rng(seed).standard_normal((2, 9, 9))
+    masked = np.arange(9) == 3
+    mine = np.where(masked, -np.inf, scores)
+    assert not masked_apart(mine, np.where(masked, -np.inf, others)).any()
+    assert masked_apart(mine, np.where(masked[:, None], -np.inf, scores)).sum() == 16
 
 
 def test_a_part_that_is_masked_is_not_taken_for_one_that_is_not():

@@ -13,7 +13,7 @@ import numpy as np
 from parity.differ.activations import activation
 from parity.differ.alignment import Start, shared, sizes_around
 from parity.differ.answer import called
-from parity.differ.element_order import in_our_layout
+from parity.differ.element_order import in_our_layout, layouts
 from parity.differ.fingerprints import BAR, finite
 from parity.differ.substitution import Experiments
 from parity.differ.values import Value, Values
@@ -82,7 +82,7 @@ def _mask(ours: Start, theirs: Start) -> str | None:
         one, other = (ours, theirs) if here else (theirs, ours)
         return f"only {one.values.side} masks here, {other.values.side} does not"
     # Where some mask of ours is one of theirs, they may have been put together in other steps.
-    pairs = ((mine, _masked_apart(mine, their)) for mine, their in product(here, there))
+    pairs = ((mine, masked_apart(mine, their)) for mine, their in product(here, there))
     found = [(mine, apart) for mine, apart in pairs if apart is not None]
     if not found or not all(apart.any() for _, apart in found):
         return None
@@ -95,10 +95,16 @@ def _mask(ours: Start, theirs: Start) -> str | None:
     )
 
 
-def _masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
-    """Which places only one of two arrays masks, in the layout in which the rest agrees; None for other sizes."""
+def masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
+    """Which places only one of two arrays masks, in the layout in which the rest agrees, or else their masks most; None
+    for other sizes."""
     moved = in_our_layout(mine, their)
-    return None if moved is None else _masked(moved) ^ _masked(mine)
+    if moved is None:
+        return None
+    seen = ~(_masked(mine) | _masked(moved))
+    if not np.allclose(mine[seen], moved[seen], rtol=1e-6, atol=0):
+        moved = min(layouts(mine, their), key=lambda array: (_masked(array) ^ _masked(mine)).sum())
+    return _masked(moved) ^ _masked(mine)
 
 
 def _masked(array: np.ndarray) -> np.ndarray:

@@ -10,7 +10,7 @@ import torch
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from parity import first_difference
-from parity.differ import jax_values
+from parity.differ import jax_values, traced_sides, values
 from parity_tests.localisation import located
 from parity_tests.other_pairs.faults import FAULTS
 
@@ -109,6 +109,24 @@ def test_a_fault_in_a_large_model_is_found_with_its_weights_as_they_are(large):
     assert found.theirs.module == "model.layers.1.mlp.act_fn"
     assert {p.dtype for p in module.parameters()} == {torch.bfloat16}
     assert all(part.training for part in module.modules())
+
+
+def test_a_large_model_runs_a_few_times_however_many_experiments_are_made(large, monkeypatch):
+    """No number is kept unasked here, and no kind is known that proves the difference."""
+    monkeypatch.setattr(values, "_ROOM", 0)
+    runs = []
+    for side in ("run_ours", "run_theirs"):
+        run = getattr(traced_sides.Sides, side)
+
+        def counted(*args, run=run, **more):
+            runs.append(run)
+            return run(*args, **more)
+
+        monkeypatch.setattr(traced_sides.Sides, side, counted)
+    found = first_difference(ours(lambda x: x, angles), llama(0.2), WEIGHTS, [IDS], backward=False)
+    assert found.confirmed
+    assert found.theirs.module == "model.layers.1.mlp.act_fn"
+    assert len(runs) <= 30
 
 
 @pytest.mark.parametrize("numpy", [jnp, np], ids=["in float32", "in float64"])

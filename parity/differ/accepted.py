@@ -39,6 +39,8 @@ class Accepted:
     """The runs that it was found in."""
     rounded: list[Site] = field(default_factory=list)
     """Constants of theirs that `takes_digits` put digits of ours for."""
+    postpones: Callable[[], bool] = lambda: False
+    """Whether both sides run in another way before a difference is explained."""
 
     def takes_digits(self) -> bool:
         """Whether some constants, like a table of frequencies, differ as float32 rounds, and no more: whichever side

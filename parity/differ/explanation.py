@@ -74,14 +74,18 @@ def explain_stage(
     name: str,
     accepted: Accepted,
 ) -> Difference:
-    """The answer, from the outputs of both sides that differ, of which `errors` has the relative errors."""
+    """The answer, from the outputs of both sides that differ, of which `errors` has the relative errors; no more than
+    these where `accepted` postpones it."""
     ours, theirs = sides
     finite = [error for error in errors.values() if np.isfinite(error)]
     most = max(BAR, accepted.bar)
     bar = min(most, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else most
+    about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
     accepted.sides = sides
     while True:
         match(ours, theirs, bar)
+        if accepted.postpones():
+            return Difference(stage, **about)
         here, there = _starts(sides, bad, backward=stage == "backward")
         first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
         for start in filter(None, (first, second)):
@@ -94,7 +98,6 @@ def explain_stage(
             break
         bar /= 10
     accepted.starts = first, second
-    about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
     if (
         (first is None or second is None)
         and stage == "forward"

@@ -19,28 +19,37 @@ def located(sides: Sides, *, backward: bool, name: str) -> Difference:
     Libraries compute softmax, norms and rotations in float32 whatever they are given, and no two frameworks round
     alike. But a cast that somebody's program asks for, and computes nothing with, is a difference.
     """
-    found = _located(sides, backward, name)
+    # What is ignored has to be found first; else an answer with all in float64 is the better one.
+    found = _located(sides, backward, name, as_it_is=bool(sides.accepted.ignore))
     narrow = {side: islands for side, islands in sides.islands.items() if islands}
     if not found or not narrow:
         return found
     sides.widen = {(site.file, site.line) for site, asks in narrow.get("ours", {}).items() if asks}
     wide = _located(sides, backward, name)
     if not wide and "ours" not in narrow and any(narrow["theirs"].values()):
-        return found
+        sides.widen = None
+        return _located(sides, backward, name, as_it_is=True)
     sites = tuple(site for islands in narrow.values() for site in islands)
     return replace(wide, narrow=(*sites, *wide.narrow), rounded=() if wide else found.differing or found.rounded)
 
 
-def _located(sides: Sides, backward: bool, name: str) -> Difference:
-    accepted = sides.accepted = replace(sides.accepted, put={}, passed={}, rounded=[])
+def _located(sides: Sides, backward: bool, name: str, *, as_it_is: bool = False) -> Difference:
+    """The answer of one way to run; where a side has parts in fewer digits, it is explained only if `as_it_is`."""
+
+    def postpones() -> bool:
+        if sides.widen is None and any(sides.islands.values()):
+            return not as_it_is
+        return accepted.takes_digits()
+
+    accepted = sides.accepted = replace(sides.accepted, put={}, passed={}, rounded=[], postpones=postpones)
     rounded: tuple[str, ...] = ()
     for way in (_forward, _backward)[: 1 + backward]:
-        found = way(sides, name)
-        # Where all runs once more in float64, tables are looked at then.
-        last = sides.widen is not None or not any(sides.islands.values())
-        while found and ((digits := last and accepted.takes_digits()) or accepted.passes(found, sides.run_theirs)):
-            rounded = rounded or (found.differing if digits else ())
-            found = way(sides, name)
+        while True:
+            known, found = len(accepted.put), way(sides, name)
+            if len(accepted.put) > known:
+                rounded = rounded or found.differing
+            elif not (found and accepted.passes(found, sides.run_theirs)):
+                break
         if found:
             break
     passed, narrow = tuple(accepted.passed.values()), tuple(accepted.rounded)

@@ -104,7 +104,7 @@ class Experiments:
             # The value itself counts where it is what is returned.
             yield number, self._met(number, array)
         after = self._after({number, *twins}, alone)
-        self.values.want(i for k in after for i in self.values.rows[k].inputs if self.is_small(i))
+        self._want_read(after)
         for k in after:
             row = self.values.rows[k]
             reads = k in twins or not changed.keys().isdisjoint(row.inputs)
@@ -116,6 +116,15 @@ class Experiments:
                 changed[k] = _in_shape(given[twins[k]], row.shape)[0] if k in twins else np.asarray(row.again(given))
             if k in changed and k not in twins and (k in self._returned.values() or not self.values.copies(k)):
                 yield k, self._met(k, changed[k])
+
+    def want_after(self, numbers: Collection[int]) -> None:
+        """Sees to it, in one run, that the numbers are there which experiments from all of these values need."""
+        reads = ((k, operand) for k in numbers for operand in range(len(self.values.rows[k].inputs)))
+        given = [{k} for k in numbers] + [{k, *self._twins(k, operand)} for k, operand in reads]
+        self._want_read({*numbers, *(k for each in given for k in self._after(each, alone=False))})
+
+    def _want_read(self, numbers: Collection[int]) -> None:
+        self.values.want(i for k in numbers for i in self.values.rows[k].inputs if self.is_small(i))
 
     def is_small(self, number: int) -> bool:
         return math.prod(self.values.rows[number].shape) <= _LARGEST
@@ -257,10 +266,11 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
     # A product with zeros hides what it was made of, and the bias that is added to it agrees.
     zeros = [k for k, row in enumerate(values.rows) if row.data and row.largest == 0 and not row.backward][:_LEFT_OUT]
     ends = (values.copied(i) for k in branches for i in values.rows[k].inputs if i not in values.equal)
-    for k in dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *ends, *zeros)):
+    found = dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *ends, *zeros))
+    places = [k for k in found if not values.copies(k)]
+    experiments.want_after(places)
+    for k in places:
         row = values.rows[k]
-        if values.copies(k):
-            continue
         for i in dict.fromkeys((*row.inputs, *start.agreed, *([branches[k]] if k in branches else []))):
             array = values.array(i)
             most = math.prod(row.shape)
@@ -306,6 +316,7 @@ def _reading(experiments: Experiments, start: Start, operands: Sequence[tuple[in
     """Given one of these values of the other side, which it reads in some place, this side goes on as it does."""
     values, other, row = experiments.values, experiments.other, start.row
     known = values.equals(start.agreed)
+    other.want(j for j, _ in operands)
     for j, site in operands:
         there = other.array(j)
         if j in known or there is None or row.again is None:

@@ -49,6 +49,13 @@ class Place(NamedTuple):
 NOWHERE = Place()
 
 
+class EnoughError(BaseException):
+    """A side that runs once more has come to the last value that is asked for; `args` holds the Values until there.
+
+    It is no Exception, so that a program that runs step by step does not catch it as one of its own.
+    """
+
+
 class Step(int):
     """The iteration of a loop that goes over no stack of weights: a step in time."""
 
@@ -165,7 +172,10 @@ class Values:
     _readers: list[list[int]] = field(default_factory=list)
 
     def add(self, value: Value, array: Any) -> int:
-        """The number of a new value; `array` (None: not known) is looked at and let go."""
+        """The number of a new value; `array` (None: not known) is looked at and let go.
+
+        Raises EnoughError after the last one of those that are asked for.
+        """
         known = [self.rows[i] for i in value.inputs]
         leaf = value.kind in ("parameter", "input")
         value.data = value.backward or any(row.data for row in known)
@@ -191,6 +201,8 @@ class Values:
                 self._seen = 0
                 hand_back()
         self.rows.append(value)
+        if self.keep and len(self.rows) > max(self.keep):
+            raise EnoughError(self)
         return len(self.rows) - 1
 
     def site(self, number: int) -> Site:
@@ -207,7 +219,10 @@ class Values:
         """Sees to it that the numbers of these values are there: where they were let go, the side runs again."""
         missing = frozenset(numbers) - self.arrays.keys()
         if missing and self.again is not None:
-            again = self.again(missing)
+            try:
+                again = self.again(missing)
+            except EnoughError as enough:
+                again = enough.args[0]
             self.arrays |= {n: array for n, array in again.arrays.items() if n in missing}
 
     def array(self, number: int) -> np.ndarray | None:

@@ -117,14 +117,16 @@ class Experiments:
             if k in changed and k not in twins and (k in self._returned.values() or not self.values.copies(k)):
                 yield k, self._met(k, changed[k])
 
-    def want_after(self, numbers: Collection[int]) -> None:
-        """Sees to it, in one run, that the numbers are there which experiments from all of these values need."""
+    def want_after(self, numbers: Collection[int], given: Collection[int]) -> None:
+        """Sees to it, in one run, that the numbers are there that experiments need which put those `given` in the place
+        of these values."""
         reads = ((k, operand) for k in numbers for operand in range(len(self.values.rows[k].inputs)))
-        given = [{k} for k in numbers] + [{k, *self._twins(k, operand)} for k, operand in reads]
-        self._want_read({*numbers, *(k for each in given for k in self._after(each, alone=False))})
+        begun = [{k} for k in numbers] + [{k, *self._twins(k, operand)} for k, operand in reads]
+        self._want_read({k for each in begun for k in self._after(each, alone=False)}, given)
 
-    def _want_read(self, numbers: Collection[int]) -> None:
-        self.values.want(i for k in numbers for i in self.values.rows[k].inputs if self.is_small(i))
+    def _want_read(self, numbers: Collection[int], also: Collection[int] = ()) -> None:
+        read = (i for k in numbers for i in self.values.rows[k].inputs)
+        self.values.want(i for i in (*also, *read) if self.is_small(i))
 
     def is_small(self, number: int) -> bool:
         return math.prod(self.values.rows[number].shape) <= _LARGEST
@@ -268,23 +270,29 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
     ends = (values.copied(i) for k in branches for i in values.rows[k].inputs if i not in values.equal)
     found = dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *ends, *zeros))
     places = [k for k in found if not values.copies(k)]
-    experiments.want_after(places)
-    for k in places:
-        row = values.rows[k]
-        for i in dict.fromkeys((*row.inputs, *start.agreed, *([branches[k]] if k in branches else []))):
-            array = values.array(i)
-            most = math.prod(row.shape)
-            operand = row.inputs.index(i) if i in row.inputs else None
-            # A mask or a table may be repeated to the shape of what it is added to.
-            short = array is not None and array.size < most and values.rows[i].data
-            if array is None or array.size < 3 or short or (array.size > most and operand is None):
-                continue
-            for moved, again in product(_in_shape(array, row.shape), dict.fromkeys((None, operand))):
-                if (agreement := experiments.goes_on(k, moved, operand=again)) is not None:
-                    one = operand is not None
-                    does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
-                    said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
-                    yield _Shown(said, k if one else start.number, i, agreement)
+    read = {k: (*values.rows[k].inputs, *start.agreed, *([branches[k]] if k in branches else ())) for k in places}
+    tried = [(k, i) for k in places for i in dict.fromkeys(read[k]) if _may_stand_for(experiments, i, k)]
+    experiments.want_after(places, {i for _, i in tried})
+    for k, i in tried:
+        row, array = values.rows[k], values.array(i)
+        operand = row.inputs.index(i) if i in row.inputs else None
+        moved = [] if array is None else _in_shape(array, row.shape)
+        for given, again in product(moved, dict.fromkeys((None, operand))):
+            if (agreement := experiments.goes_on(k, given, operand=again)) is not None:
+                one = operand is not None
+                does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
+                said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
+                yield _Shown(said, k if one else start.number, i, agreement)
+
+
+def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:
+    """Whether a value has the size that another one needs in its place, if what is done there is left out."""
+    rows = experiments.values.rows
+    size, needed = (math.prod(rows[number].shape) for number in (read, made))
+    if size > needed:
+        return read in rows[made].inputs and experiments.is_small(read)
+    # A mask or a table may be repeated to the shape of what it is added to.
+    return size >= 3 and (size == needed or not rows[read].data)
 
 
 def _in_shape(array: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
@@ -441,7 +449,8 @@ def _other_axes(experiments: Experiments, start: Start, partner: Start | None, o
         array = values.array(i) if experiments.is_small(i) else None
         if array is None or not 2 <= array.ndim <= 5:
             continue
-        for a, b in combinations(range(array.ndim), 2):
+        # Exchanged with an axis of one, the other numbers would be repeated along what it is exchanged with.
+        for a, b in combinations((axis for axis, size in enumerate(array.shape) if size > 1), 2):
             agreement = experiments.goes_on(i, array.swapaxes(a, b), alone=True)
             if agreement is not None:
                 yield _Shown(f"axes {a} and {b} of {_told(values, i)} are exchanged", start.number, i, agreement)

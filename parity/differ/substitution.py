@@ -33,8 +33,8 @@ _BACK = 3
 """Steps, at most, back from a table to what it was made of."""
 _ORDERS = 24
 """Orders of axes, at most."""
-_LARGEST = 1 << 22
-"""Elements of an array that is computed with."""
+_LARGEST, _LARGEST_WEIGHT = 1 << 22, 1 << 26
+"""Elements of an array that is computed with, and of a weight."""
 _VERBS = {
     "add": "adds",
     "sub": "subtracts",
@@ -108,7 +108,7 @@ class Experiments:
         for k in after:
             row = self.values.rows[k]
             reads = k in twins or not changed.keys().isdisjoint(row.inputs)
-            if row.again is None or not reads or not all(map(self.is_small, row.inputs)):
+            if row.again is None or not reads or not all(map(self._is_read, row.inputs)):
                 continue
             given: list[Any] = [changed[i] if i in changed else self.values.array(i) for i in row.inputs]
             # Numbers of another shape may not fit what follows.
@@ -126,10 +126,14 @@ class Experiments:
 
     def _want_read(self, numbers: Collection[int], also: Collection[int] = ()) -> None:
         read = (i for k in numbers for i in self.values.rows[k].inputs)
-        self.values.want(i for i in (*also, *read) if self.is_small(i))
+        self.values.want(i for i in (*also, *read) if self._is_read(i))
 
     def is_small(self, number: int) -> bool:
         return math.prod(self.values.rows[number].shape) <= _LARGEST
+
+    def _is_read(self, number: int) -> bool:
+        size = math.prod(self.values.rows[number].shape)
+        return size <= _LARGEST or (size <= _LARGEST_WEIGHT and self.values.parameter(number) is not None)
 
     def _twins(self, number: int, operand: int) -> list[int]:
         """The values without an equal that the same line makes of the same when the program comes to it again."""

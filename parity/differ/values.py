@@ -193,8 +193,7 @@ class Values:
             # Small arrays are kept as long as there is room: a second run is then seldom needed.
             small = numbers.nbytes <= _SMALL and self._spent + numbers.nbytes <= _ROOM
             if len(self.rows) in self.keep or small:
-                narrow = numbers.dtype.kind == "V" or "bfloat16" in value.dtype
-                self.arrays[len(self.rows)] = numbers.astype(np.float64 if narrow else numbers.dtype)
+                self.arrays[len(self.rows)] = numbers.copy(order="K")
                 self._spent += numbers.nbytes
             self._seen += numbers.nbytes
             if self._seen > _MANY:
@@ -226,9 +225,10 @@ class Values:
             self.arrays |= {n: array for n, array in again.arrays.items() if n in missing}
 
     def array(self, number: int) -> np.ndarray | None:
-        """The numbers of a value; None for what has none."""
+        """The numbers of a value; None for what has none. Those of bfloat16 lie as they are until they are read."""
         self.want([number])
-        return self.arrays.get(number)
+        array = self.arrays.get(number)
+        return array.astype(np.float64) if array is not None and "bfloat16" in self.rows[number].dtype else array
 
     def output(self, name: str) -> np.ndarray:
         """The numbers of what is returned by this name."""

@@ -59,6 +59,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
     """
     ours, theirs = first.values, second.values
     experiments = Experiments(ours, theirs)
+    theirs.want(ours.equals(first.agreed))
     for i in first.agreed:
         if i not in ours.equal or _is_in_order(ours, theirs, i):
             continue

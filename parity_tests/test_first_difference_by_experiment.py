@@ -446,3 +446,33 @@ def test_a_part_that_is_masked_is_not_taken_for_one_that_is_not():
 
     found = first_difference(partial(ours, attend), Module(attend_there), WEIGHTS, [NUMBERS], backward=False)
     assert found.kind == "only theirs masks here, ours does not", str(found)
+
+
+class Tokens(nn.Module):
+    """Tables of tokens, and of places that are counted where the mask is."""
+
+    def __init__(self):
+        super().__init__()
+        torch.manual_seed(0)
+        self.tokens, self.places = nn.Embedding(8, 6), nn.Embedding(8, 6)
+
+    def forward(self, ids, mask):
+        places = mask.cumsum(1) * mask
+        return torch.tanh(self.tokens(ids) + self.places(places))
+
+
+def test_inputs_that_are_exchanged_are_named_where_they_are_read():
+    """And not where the program reads one of them first: that line is right."""
+
+    def exchanged(p, ids, mask):
+        places = mask.cumsum(1) * mask
+        return jnp.tanh(p["tokens"][mask.astype("i4")] + p["places"][places])
+
+    ids = np.random.default_rng(0).integers(0, 8, (3, 6))
+    mask = np.tril(np.ones((3, 6), int), 3)
+    weights = {"tokens": "tokens.weight", "places": "places.weight"}
+    found = first_difference(exchanged, Tokens(), weights, {"ids": ids, "mask": mask})
+    assert found.sure
+    assert found.kind == "ours reads input mask where theirs reads input ids"
+    assert 'p["tokens"]' in found.ours.source
+    assert "self.tokens(ids)" in found.theirs.source or found.theirs.module == "tokens"

@@ -114,6 +114,12 @@ def test_numbers_in_float32_are_what_somebody_wrote(number):
     assert np.float32(unrounded(odd, odd.dtype)) == odd
 
 
+@pytest.mark.parametrize("number", [0.79788456, 0.1234567, -2e-7])
+def test_of_two_numbers_that_round_alike_the_one_in_the_line_is_meant(number):
+    """The first is sqrt(2/pi) to eight digits, as Bloom has it."""
+    assert unrounded(np.float32(number), np.dtype(np.float32), f"x * {number} + 3.5") == number
+
+
 class Rounded(nn.Module):
     """As models of others keep a table and a scale, in float32 beside the weights, and mask in two steps."""
 

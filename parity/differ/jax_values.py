@@ -1,6 +1,8 @@
 """Runs a function of JAX step by step: every value of its jaxpr, with inner programs and loops run in their places."""
 
+import linecache
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
@@ -28,6 +30,7 @@ _LIBRARIES = (
 """What comes between the line that somebody wrote and the primitive."""
 
 
+_NUMBER = re.compile(r"\d*\.\d+(?:e[+-]?\d+)?|\d+\.?e[+-]?\d+", re.IGNORECASE)
 _LARGEST_WHOLE = 1 << 14
 _KNOWN_NUMBERS = np.array(
     [math.pi, 2 * math.pi, math.e, math.log(2), 1 / math.log(2)]
@@ -102,15 +105,17 @@ class _Run:
         last = {v: n for n, eqn in enumerate(jaxpr.eqns) for v in eqn.invars if not isinstance(v, Literal)}
         kept = {v for v in jaxpr.outvars if not isinstance(v, Literal)}
 
-        def read(variable: Any) -> Known:
+        def read(variable: Any, eqn: JaxprEqn | None = None) -> Known:
             if not isinstance(variable, Literal):
                 return environment[variable]
             dtype = _dtype(variable)
             wide = self._widen is not None and is_narrow(dtype)
-            return Known(unrounded(variable.val, dtype) if wide else variable.val, None)
+            place = NOWHERE if eqn is None else self._place(eqn)
+            source = linecache.getline(place.file, place.line)
+            return Known(unrounded(variable.val, dtype, source) if wide else variable.val, None)
 
         for n, eqn in enumerate(jaxpr.eqns):
-            outputs = self._step(eqn, [read(v) for v in eqn.invars])
+            outputs = self._step(eqn, [read(v, eqn) for v in eqn.invars])
             environment.update(zip(eqn.outvars, outputs, strict=True))
             for v in {v for v in eqn.invars if not isinstance(v, Literal)}:
                 if last[v] == n and v not in kept:
@@ -367,8 +372,9 @@ def is_narrow(dtype: Any) -> bool:
     return "float" in str(dtype) and "64" not in str(dtype)
 
 
-def unrounded(number: Any, dtype: Any) -> np.float64:
-    """The number that somebody wrote, of which a program keeps what `dtype` can hold: 0.1, 1/48, sqrt(2/pi).
+def unrounded(number: Any, dtype: Any, source: str = "") -> np.float64:
+    """The number that somebody wrote, of which a program keeps what `dtype` can hold: one that stands in the `source`
+    of the line, or 0.1, 1/48, sqrt(2/pi).
 
     It rounds to the same number in that type; where no simple one does, it is this number itself.
     """
@@ -376,7 +382,14 @@ def unrounded(number: Any, dtype: Any) -> np.float64:
     wholes = np.arange(1, _LARGEST_WHOLE, dtype=np.float64)
     sign, size = np.sign(kept.astype(np.float64)), np.abs(kept.astype(np.float64))
     written = np.array([float(f"{size:.{digits}g}") for digits in (1, 2, 3, 4, 5, 6)])
-    simple = (written, 1 / wholes, np.sqrt(wholes), 1 / np.sqrt(wholes), _KNOWN_NUMBERS)
+    simple = (
+        np.array(_NUMBER.findall(source), float),
+        written,
+        1 / wholes,
+        np.sqrt(wholes),
+        1 / np.sqrt(wholes),
+        _KNOWN_NUMBERS,
+    )
     for candidates in simple if np.isfinite(size) else ():
         with np.errstate(over="ignore"):
             same = candidates[candidates.astype(kept.dtype) == np.abs(kept)]

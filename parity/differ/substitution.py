@@ -33,7 +33,7 @@ _BACK = 3
 """Steps, at most, back from a table to what it was made of."""
 _ORDERS = 24
 """Orders of axes, at most."""
-_LARGEST, _LARGEST_WEIGHT = 1 << 22, 1 << 26
+_LARGEST, _LARGEST_WEIGHT = 1 << 22, 1 << 25
 """Elements of an array that is computed with, and of a weight."""
 _VERBS = {
     "add": "adds",

@@ -84,6 +84,8 @@ def values_of_torch(
     with ExitStack() as stack:
         stack.enter_context(sdpa_kernel(SDPBackend.MATH))
         stack.enter_context(_without_fast_path())
+        # A run that ends in between would hold its frame, and so the module, in a circle.
+        stack.callback(setattr, recorder, "_call", None)
         for name, part in module.named_modules():
             before = part.register_forward_pre_hook(lambda *_, name=name: recorder.enter(name))
             after = part.register_forward_hook(lambda *_: recorder.leave())

@@ -9,6 +9,7 @@ import pytest
 
 from parity import LEFT_OUT, Weight
 from parity.__main__ import main, weight_map
+from parity_tests.small_modules import numbers
 
 ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("as_others_write")
@@ -65,7 +66,7 @@ def folder(tmp_path, monkeypatch):
     (tmp_path / "theirs.py").write_text(THEIRS)
     (tmp_path / "map.json").write_text(json.dumps(MAP))
     (tmp_path / "bad.json").write_text('{"up.kernel": ')
-    x = np.random.default_rng(0).standard_normal((5, 4))
+    x = numbers(5, 4)
     np.savez(tmp_path / "batch.npz", arg0=x)
     np.savez(tmp_path / "named.npz", x=x)
     np.savez(tmp_path / "objects.npz", arg0=np.array([{}], object))
@@ -162,7 +163,7 @@ def test_the_commands_of_the_manual_print_what_it_says(tmp_path, monkeypatch, ca
     port = (ROOT / "examples" / "port" / "port.py").read_text("utf-8")
     (tmp_path / "port.py").write_text(port.replace("+ 1e-5)", "+ 1e-6)"))
     (tmp_path / "reference.py").write_text((ROOT / "examples" / "port" / "reference.py").read_text("utf-8"))
-    np.savez(tmp_path / "batch.npz", arg0=np.random.default_rng(0).standard_normal((8, 16)))
+    np.savez(tmp_path / "batch.npz", arg0=numbers(8, 16))
     section = (ROOT / "docs" / "parity-howto.md").read_text("utf-8").partition("## From a shell")[2]
     printed = ""
     for command in re.findall(r"^\$ python -m parity (.*)$", section, re.MULTILINE):

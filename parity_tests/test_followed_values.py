@@ -5,7 +5,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from jax.sharding import AxisType, PartitionSpec
@@ -14,9 +13,10 @@ from torch import nn
 from parity import first_difference
 from parity.differ.torch_values import values_of_torch
 from parity.islands import Float64
+from parity_tests.small_modules import numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
-X = np.random.default_rng(0).standard_normal((3, 8))
+X = numbers(3, 8)
 WEIGHTS = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
 
 

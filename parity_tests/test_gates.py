@@ -4,7 +4,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,11 +11,12 @@ from torch import nn
 from parity import Difference, ParityError
 from parity import check_parity as check_and_explain
 from parity.gates.check import OwnPair
+from parity_tests.small_modules import numbers
 
 check_parity = partial(check_and_explain, explain=False)
 WEIGHTS = {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias", "scale": "norm.weight", "shift": "norm.bias"}
 LINEAR = {"kernel": ("weight", "o i -> i o"), "bias": "bias"}
-X = np.random.default_rng(0).standard_normal((5, 4))
+X = numbers(5, 4)
 
 
 class Module(nn.Module):

@@ -23,6 +23,7 @@ from parity_tests.huggingface import Oracle
 from parity_tests.localisation import weights_of
 from parity_tests.matched import linear_shapes, require_verified, shape
 from parity_tests.other_pairs.planting import PAIRS
+from parity_tests.small_modules import numbers
 from torch_ref import reference
 from twin.cases import CONFIGS, weights_for
 
@@ -137,7 +138,7 @@ def gated(p, x, activation=jax.nn.silu):
 
 
 GATED = {"gate": linear_shapes(6, 10), "up": linear_shapes(6, 10), "down": linear_shapes(10, 6)}
-X = np.random.default_rng(0).standard_normal((4, 6))
+X = numbers(4, 6)
 
 
 @pytest.mark.parametrize(

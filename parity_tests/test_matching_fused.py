@@ -12,10 +12,11 @@ from parity import check_parity, first_difference, match_weights
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights, nested, paths
 from parity_tests.matched import linear_shapes, require_verified, shape
+from parity_tests.small_modules import numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, GROUPS, HEAD, HIDDEN = 12, 4, 2, 6, 10
-X = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
+X = numbers(2, 5, WIDTH)
 
 
 def one_after_the_other(fused, rows):

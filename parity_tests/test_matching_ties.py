@@ -2,17 +2,17 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from parity import match_weights
 from parity_tests.matched import linear_shapes, require_verified, shape
+from parity_tests.small_modules import numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, HEAD = 16, 4, 4
-X = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
+X = numbers(2, 5, WIDTH)
 
 
 def names(match):
@@ -72,7 +72,7 @@ def test_kernels_with_as_many_inputs_as_outputs(layout):
     sizes = {"O": 6, "I": 6, "H": 3}
     layer = {"w": shape(*(sizes[axis] for axis in layout)), "b": shape(6)}
     params = {"c1": layer, "c2": layer, "norm": {name: shape(6) for name in ("mean", "var", "scale", "bias")}}
-    images = np.random.default_rng(0).standard_normal((2, 6, 9))
+    images = numbers(2, 6, 9)
     match = match_weights(params, Convolutions(), ours=ours, inputs=[images])
     require_verified(match)
     assert names(match) == {

@@ -70,3 +70,10 @@ def as_others_write():
     """Ports lean on broadcasting, which our own code does without."""
     with jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """The test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

@@ -50,9 +50,8 @@ def test_the_workflow_runs_the_test_and_keeps_its_report(tmp_path):
     assert json.loads((project / upload["path"] / "parity.json").read_text())["verdict"] == "green"
 
 
-def test_the_documents_say_how_to_use_two_machines(tmp_path, monkeypatch):
+def test_the_documents_say_how_to_use_two_machines(own_folder, monkeypatch):
     """Their two lines, on the example's sides."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLE)
     port, reference = import_module("port"), import_module("reference")
     module, x = reference.Block(), np.random.default_rng(0).standard_normal((8, 16))
@@ -63,7 +62,7 @@ def test_the_documents_say_how_to_use_two_machines(tmp_path, monkeypatch):
     with jax.numpy_rank_promotion("allow"):  # as users have it
         for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
             exec(compile(code, "docs/parity-howto.md", "exec"), names)
-    assert (tmp_path / "block.capsule" / "capsule.json").exists()
+    assert Path("block.capsule/capsule.json").exists()
 
 
 def test_actions_are_those_of_our_own_workflow():

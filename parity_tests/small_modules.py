@@ -21,3 +21,24 @@ class Module(nn.Module):
 
 def numbers(*shape, seed=0):
     return np.random.default_rng(seed).standard_normal(shape)
+
+
+class Tied(nn.Module):
+    """A table of tokens that is the head's matrix, too."""
+
+    def __init__(self, tokens, width):
+        super().__init__()
+        self.embedding, self.head = nn.Embedding(tokens, width), nn.Linear(width, tokens, bias=False)
+        self.head.weight = self.embedding.weight
+
+    def forward(self, tokens):
+        return self.head(self.embedding(tokens))
+
+
+def linear_rows(*names, ours="", theirs=""):
+    """Of a weight map: linear layers that both sides call by these names, behind what ours and theirs begin with."""
+    rows = {}
+    for name in names:
+        rows[f"{ours}{name}.kernel"] = (f"{theirs}{name}.weight", "o i -> i o")
+        rows[f"{ours}{name}.bias"] = f"{theirs}{name}.bias"
+    return rows

@@ -56,9 +56,9 @@ def ours(between, p, x):
     return jnp.tanh(h @ p["down"].T) + x
 
 
-def normalise(p, h, eps=1e-5):
+def normalise(p, h):
     centred = h - h.mean(-1, keepdims=True)
-    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + eps) * p["scale"] + p["bias"]
+    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
 
 
 def same(_, x, h):

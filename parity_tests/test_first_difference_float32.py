@@ -12,15 +12,14 @@ from torch.nn import functional as F
 
 from parity import first_difference
 from parity.differ.jax_values import unrounded
-from parity_tests.small_modules import numbers
+from parity_tests.small_modules import linear_rows, numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH = 48
 """1/sqrt(48) has no end in float32."""
 X = numbers(2, 7, WIDTH)
 PARTS = ("query", "key", "value", "output")
-WEIGHTS = {f"{name}.kernel": (f"{name}.weight", "o i -> i o") for name in PARTS}
-WEIGHTS |= {f"{name}.bias": f"{name}.bias" for name in (*PARTS, "norm")} | {"norm.scale": "norm.weight"}
+WEIGHTS = linear_rows(*PARTS) | {"norm.scale": "norm.weight", "norm.bias": "norm.bias"}
 
 
 class Theirs(nn.Module):

@@ -8,7 +8,7 @@ from torch import nn
 from torch.nn import functional as F
 
 from parity import Weight, first_difference
-from parity_tests.small_modules import Module, numbers
+from parity_tests.small_modules import Module, linear_rows, numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, KEY_HEADS, HEAD = 24, 4, 2, 6
@@ -19,8 +19,7 @@ WEIGHTS = {
     "patches.bias": "patches.bias",
     "first": "first",
     "positions": "positions",
-    **{f"{name}.kernel": (f"{name}.weight", "o i -> i o") for name in LINEAR},
-    **{f"{name}.bias": f"{name}.bias" for name in LINEAR},
+    **linear_rows(*LINEAR),
 }
 
 

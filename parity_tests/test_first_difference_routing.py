@@ -71,8 +71,12 @@ def ours(fault=""):
     return forward
 
 
+def asked(ours):
+    return first_difference(ours, Experts(), WEIGHTS, [X])
+
+
 def test_sorting_and_masks_are_the_same():
-    assert not first_difference(ours(), Experts(), WEIGHTS, [X])
+    assert not asked(ours())
 
 
 @pytest.mark.parametrize(
@@ -86,7 +90,7 @@ def test_sorting_and_masks_are_the_same():
     ],
 )
 def test_a_fault_among_experts_is_found(fault, line, their_line, kind):
-    found = first_difference(ours(fault), Experts(), WEIGHTS, [X])
+    found = asked(ours(fault))
     assert line in found.ours.source
     assert their_line in found.theirs.source
     assert kind in (found.kind or "")
@@ -94,7 +98,7 @@ def test_a_fault_among_experts_is_found(fault, line, their_line, kind):
 
 def test_what_is_stopped_within_the_choice_of_experts_is_no_cut():
     """The maximum in the softmax of the scores has no gradient on either side."""
-    found = first_difference(ours("detached"), Experts(), WEIGHTS, [X])
+    found = asked(ours("detached"))
     assert found.stage == "backward"
     assert not found.sure or "stop_gradient" in found.ours.source
 
@@ -105,6 +109,6 @@ def test_whole_numbers_are_never_sure():
     def other(p, x):
         return ours()(p, x[:, ::-1] * 1.5)
 
-    found = first_difference(other, Experts(), WEIGHTS, [X])
+    found = asked(other)
     assert "int" not in found.ours.dtype
     assert "x[:, ::-1] * 1.5" in found.ours.source

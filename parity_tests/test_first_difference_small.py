@@ -30,6 +30,11 @@ NUMBERS = numbers(5, 4, seed=1)
 LINEAR = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
 
 
+def asked(ours, theirs, weights=LINEAR, **options):
+    """Where they part on the numbers of this file."""
+    return first_difference(ours, theirs, weights, [NUMBERS], **options)
+
+
 @pytest.mark.parametrize(
     "theirs", [F.silu, F.mish, lambda x: 1 - torch.sigmoid(x)], ids=["silu", "mish", "1 - sigmoid"]
 )
@@ -43,7 +48,7 @@ def test_a_step_within_an_activation_is_not_taken_for_it(theirs):
     weights = {"kernel": ("up.weight", "o i -> i o"), "bias": "up.bias", "down": "down.weight"}
     module = Module(forward, up=lambda: linear(8), down=lambda: nn.Linear(8, 3, bias=False))
     said = "another activation: GELU (tanh) in ours, SiLU in theirs" if theirs is F.silu else None
-    assert first_difference(ours, module, weights, [NUMBERS]).kind == said
+    assert asked(ours, module, weights).kind == said
 
 
 def test_experts_in_one_product_and_one_by_one():
@@ -60,8 +65,8 @@ def test_experts_in_one_product_and_one_by_one():
         hidden = hidden**power
         return hidden[0] - 2 * hidden[1] + hidden[2]
 
-    assert not first_difference(batched, theirs, weights, [NUMBERS])
-    found = first_difference(partial(batched, power=3), theirs, weights, [NUMBERS])
+    assert not asked(batched, theirs, weights)
+    found = asked(partial(batched, power=3), theirs, weights)
     assert found.ours.source == "hidden = hidden**power"
     assert found.kind == "ours applies integer_pow here, theirs goes on as without it"
 
@@ -73,7 +78,7 @@ def test_a_mask_of_a_large_negative_number_hides_nothing():
         scores = x @ p["kernel"] + p["bias"][::-1]
         return jax.nn.softmax(jnp.where(jnp.arange(6) % 2 == 1, -1e9, scores))
 
-    found = first_difference(ours, theirs, LINEAR, [NUMBERS])
+    found = asked(ours, theirs)
     assert found.ours.source == 'scores = x @ p["kernel"] + p["bias"][::-1]'
 
 
@@ -82,10 +87,10 @@ def test_what_is_not_compared_is_said():
         return {"y": self.linear(x), "ids": self.linear(x).argmax(-1), "z": x}
 
     theirs = Module(forward, linear=linear)
-    found = first_difference(lambda p, x: {"y": x @ p["kernel"] + p["bias"]}, theirs, LINEAR, [NUMBERS])
+    found = asked(lambda p, x: {"y": x @ p["kernel"] + p["bias"]}, theirs)
     assert not found
     assert str(found).endswith("the same (not compared: ids, z)")
-    found = first_difference(lambda p, x: {"y": x @ p["kernel"]}, theirs, LINEAR, [NUMBERS])
+    found = asked(lambda p, x: {"y": x @ p["kernel"]}, theirs)
     assert "\n  not compared: ids, z\n" in str(found)
     assert "not compared: ids, z" in found.as_html()
 
@@ -169,15 +174,12 @@ def entered(y, mask=None, state=None, encoded=None, rotation=None, times=2):
     return y if rotation is None else y * rotation.real
 
 
-class Door(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = linear()
-
+def door():
     def forward(self, x, mask=None, state=None, act="tanh", key=None, **others):
         y = entered(self.linear(x), mask, state, **others)
         return BaseModelOutput(last_hidden_state=getattr(torch, act)(y), hidden_states=(y, y))
+
+    return Module(forward, linear=linear)
 
 
 def through_the_door(p, x, mask=None, state=None, act="tanh", key=None, **others):
@@ -197,9 +199,9 @@ GIVEN = {
     "complex": {"x": NUMBERS, "rotation": np.exp(1j * THREE)},
 }
 ALL_THREE = {
-    "check": lambda inputs: check_parity(through_the_door, Door(), LINEAR, inputs, gates=["1", "2"]),
-    "first": lambda inputs: first_difference(through_the_door, Door(), LINEAR, inputs),
-    "match": lambda inputs: match_weights(linear_shapes(4, 3), Door(), ours=through_the_door, inputs=inputs),
+    "check": lambda inputs: check_parity(through_the_door, door(), LINEAR, inputs, gates=["1", "2"]),
+    "first": lambda inputs: first_difference(through_the_door, door(), LINEAR, inputs),
+    "match": lambda inputs: match_weights(linear_shapes(4, 3), door(), ours=through_the_door, inputs=inputs),
 }
 
 
@@ -247,7 +249,7 @@ LINE = f"{Path(__file__).name}:{norm_and_gelu.__code__.co_firstlineno + 3}"
     ],
 )
 def test_what_is_accepted_is_passed_and_named(changed, ignore, behind):
-    found = first_difference(partial(norm_and_gelu, **changed), NORM_AND_GELU, LINEAR, [NUMBERS], ignore=ignore)
+    found = asked(partial(norm_and_gelu, **changed), NORM_AND_GELU, ignore=ignore)
     assert found.ours.source.startswith(behind) if behind else not found
     assert bool(found.ignored) == (LINE[:-1] not in ignore)
     assert all(line in str(found) for line in found.ignored)
@@ -258,14 +260,14 @@ def test_behind_what_never_meets_again_nothing_is_looked_for():
         return jnp.tanh(x @ p["kernel"] + p["bias"]) * 3
 
     theirs = Module(lambda self, x: torch.cos(self.linear(x)), linear=linear)
-    found = first_difference(ours, theirs, LINEAR, [NUMBERS], ignore=["ours"])
+    found = asked(ours, theirs, ignore=["ours"])
     assert "the two sides do not come together: the search ends here" in str(found)
 
 
 @pytest.mark.parametrize("bar", [1e-12, 1e-3])
 def test_a_bar_of_ones_own(bar):
     nearly = partial(norm_and_gelu, eps=1.0001e-5)
-    assert bool(first_difference(nearly, NORM_AND_GELU, LINEAR, [NUMBERS], bar=bar)) == (bar < 1e-6)
+    assert bool(asked(nearly, NORM_AND_GELU, bar=bar)) == (bar < 1e-6)
 
 
 def test_an_answer_names_a_place_where_each_side_computes_what_the_other_returns():
@@ -275,7 +277,7 @@ def test_an_answer_names_a_place_where_each_side_computes_what_the_other_returns
         y = x @ p["kernel"] + p["bias"]
         return {"output": jnp.tanh(y), "unused": jnp.tanh(y) - 2 * y}["output"] + 0 * (jnp.tanh(y) - 2 * y)
 
-    found = first_difference(ours, theirs, LINEAR, [NUMBERS])
+    found = asked(ours, theirs)
     assert found.ours
     assert found.theirs
 
@@ -296,23 +298,23 @@ def test_what_only_ours_trains_is_said():
 
     weights = {**LINEAR, "positions": "positions.weight"}
     said = "trained in ours alone: positions.weight"
-    found = first_difference(ours, theirs, weights, [NUMBERS])
+    found = asked(ours, theirs, weights)
     assert not found
     assert str(found).endswith(f"the same ({said})")
     assert said in found.as_html()
     assert found.as_json()["trained_alone"] == ["positions.weight"]
     optimizers = optax.sgd(1e-3), partial(torch.optim.SGD, lr=1e-3)
-    assert first_difference(ours, theirs, weights, [NUMBERS], optimizer=optimizers).notes == [said]
+    assert asked(ours, theirs, weights, optimizer=optimizers).notes == [said]
     figures = check_parity(ours, theirs, weights, [NUMBERS], gates=["1", "2"])
     assert [said in str(figure) for figure in figures] == [False, True]
     # Also beside a difference of gradients.
     halved = partial(ours, factor=0.5)
-    assert first_difference(halved, theirs, weights, [NUMBERS]).notes == [said]
+    assert asked(halved, theirs, weights).notes == [said]
     with pytest.raises(ParityError, match=said):
         check_parity(halved, theirs, weights, [NUMBERS], gates=["2"], explain=False)
 
     frozen = partial(ours, frozen=True)
-    assert not first_difference(frozen, theirs, weights, [NUMBERS]).notes
+    assert not asked(frozen, theirs, weights).notes
     assert not any(figure.note for figure in check_parity(frozen, theirs, weights, [NUMBERS], gates=["1", "2"]))
 
 
@@ -329,7 +331,7 @@ def test_parts_in_another_order_are_named_where_they_are_put_together():
         table = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)
         return jnp.tanh(x @ p["kernel"] + p["bias"] + table)
 
-    found = first_difference(ours, Module(forward, linear=lambda: linear(6)), LINEAR, [NUMBERS])
+    found = asked(ours, Module(forward, linear=lambda: linear(6)))
     assert (found.stage, found.sure, found.parameters) == ("forward", True, ())
     assert found.kind == "the same numbers in another order: along axis 1 places 0 to 5 are in another order"
     assert found.ours.source == "table = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)"
@@ -350,8 +352,8 @@ def test_code_that_reads_the_weight_of_another_layer_is_no_difference_of_weights
         return x
 
     weights = {"kernel": ("layers.{layer}.weight", "o i -> i o"), "bias": "layers.{layer}.bias"}
-    assert not first_difference(partial(ours, last=2), theirs, weights, [NUMBERS])
-    found = first_difference(ours, theirs, weights, [NUMBERS])
+    assert not asked(partial(ours, last=2), theirs, weights)
+    found = asked(ours, theirs, weights)
     # The map is right, so that the answer is a line and not a weight.
     assert (found.stage, found.sure, found.parameters) == ("forward", True, ())
     assert found.kind == "ours reads layers.1.weight, as kernel, where theirs reads layers.2.weight"

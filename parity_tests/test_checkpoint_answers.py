@@ -106,12 +106,13 @@ def test_answers(make, variants, quick, tmp_path, answers):
     model = make(folder)
     tokenizer = AutoTokenizer.from_pretrained(folder)
     translates = model.config.is_encoder_decoder
-    chosen = {name: settings for name, settings in variants.items() if (name in QUICK) == quick}
     texts = [text.replace("\n", " ").strip() for text in TEXTS]
     (tmp_path / "texts.txt").write_text("\n".join(texts))
     plain = IDS | ({"decoder_start_token_id": 2} if translates else {})
     lengths = set()
-    for name, settings in chosen.items():
+    for name, settings in variants.items():
+        if (name in QUICK) != quick:
+            continue
         model.generation_config = type(model.generation_config)(**{**plain, **settings})
         model.generation_config.save_pretrained(folder)
         said, found = answers(folder, f"--file {tmp_path}/texts.txt --dtype float64")

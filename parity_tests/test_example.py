@@ -1,12 +1,9 @@
 """The example of a port: its workflow does what its files need, and its test is green."""
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import yaml
 import parity
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
+from parity_tests.test_plugin import run_pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "port"
@@ -35,14 +33,7 @@ def test_the_workflow_runs_the_test_and_keeps_its_report(tmp_path):
     assert program == "pytest"
     project = tmp_path / "port"
     shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__", "parity-report"))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:parity", "-p", "parity.plugin", *arguments],
-        cwd=project,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_pytest(project, *arguments, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "GREEN: 5 figures" in done.stdout
     assert (tmp_path / "summary.md").read_text().startswith("## Parity: GREEN\n")

@@ -59,7 +59,7 @@ def test_there_are_faults_enough_and_few_that_it_is_not_sure_of():
         assert stages.count("backward") >= 3
 
 
-@pytest.mark.parametrize("name", map(deep, known_places.MODELS))
+@pytest.mark.parametrize("name", [*map(deep, known_places.MODELS)])
 def test_our_own_models_are_called_equal(name):
     pair, batch = known_places.model(name)
     pair.share_masks(batch)

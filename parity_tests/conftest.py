@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from jax_tformer.model import fast
-from twin.bridge import where_they_part
+from twin.bridge import identity, where_they_part
 
 TOLERANCES = {"softmax_1e-2": "softmax, 1e-2", "logits_1e-4": "logits, 1e-4", "logits_1e-5": "logits, 1e-5"}
 """Comparisons by a tolerance picked by hand, and how the table of faults calls them."""
@@ -32,14 +32,17 @@ def short_blocks(monkeypatch):
 
 @pytest.fixture
 def record(parity):
-    """record(preset, measured): puts a figure into the table that the run ends with, then fails if it is red.
+    """record(preset, measured): puts a figure into the table that the run ends with, then fails if it is red."""
+    return lambda preset, measured: parity.figure(measured, row=preset)
 
-    Given the pair and the batch as well, the report says where the two part.
-    """
 
-    def note(preset, measured, models=None, batch=None):
-        search = None if models is None else lambda: where_they_part(models, batch, preset)
-        parity.figure(measured, row=preset, search=search)
+@pytest.fixture
+def hold(parity):
+    """hold(preset, models, batch): records gates 1 and 2 on a batch; the report says where the two sides part."""
+
+    def note(preset, models, batch):
+        for figure in identity(models, batch):
+            parity.figure(figure, row=preset, search=lambda: where_they_part(models, batch, preset))
 
     return note
 
@@ -70,3 +73,10 @@ def as_others_write():
     """Ports lean on broadcasting, which our own code does without."""
     with jax.numpy_rank_promotion("allow"):
         yield
+
+
+@pytest.fixture
+def own_folder(tmp_path, monkeypatch):
+    """The test runs in an empty folder of its own."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path

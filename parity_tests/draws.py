@@ -5,7 +5,6 @@ of its own standard deviations, which follow from the size of the sample, that i
 chance makes some large: the bar is what chance alone crosses once in a million runs that look at ten million of them.
 """
 
-from dataclasses import dataclass
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -41,40 +40,24 @@ def largest(scores):
     return Worst(abs(scores[name]), name, len(scores))
 
 
-@dataclass(frozen=True)
-class Pieces:
-    """Parts of the arrays that should have nothing to do with one another; numbers of mean 0 and variance 1."""
+def worst_pair(parts):
+    """The two `[repeats, ...]`, of mean 0 and variance 1, that agree most, as far as the shorter of them goes.
 
-    numbers: np.ndarray
-    """float32 `[pieces, repeats, longest]`; zeros behind the end of a shorter piece."""
-    lengths: np.ndarray
-    names: list[str]
-
-    def worst_pair(self):
-        """The two pieces that agree most, number by number, as far as the shorter of them goes.
-
-        For independent pieces the sum of n products has the variance n.
-        """
-        flat = self.numbers.reshape(len(self.names), -1)
-        lengths = self.lengths.astype(np.float32)
-        z = flat @ flat.T
-        z /= np.sqrt(np.minimum.outer(lengths, lengths) * self.numbers.shape[1])
-        z = np.triu(np.abs(z, out=z), 1)
-        # NaN, if there is one, comes first.
-        place = int(np.argmax(z))
-        one, other = divmod(place, len(z))
-        name = f"{self.names[one]} and {self.names[other]}"
-        return Worst(float(z[one, other]), name, len(z) * (len(z) - 1) // 2)
-
-
-def joined(parts):
-    """Pieces of `[repeats, ...]` each, whose last axes may differ."""
-    flat = {name: part.reshape(len(part), -1) for name, part in parts.items()}
-    lengths = np.array([part.shape[1] for part in flat.values()])
-    numbers = np.zeros((len(flat), len(next(iter(flat.values()))), lengths.max()), np.float32)
-    for row, part in zip(numbers, flat.values(), strict=True):
+    For independent parts the sum of n products has the variance n.
+    """
+    names, flat = list(parts), [part.reshape(len(part), -1) for part in parts.values()]
+    lengths = np.array([part.shape[1] for part in flat], np.float32)
+    # Zeros are behind the end of a shorter one.
+    numbers = np.zeros((len(flat), len(flat[0]), int(lengths.max())), np.float32)
+    for row, part in zip(numbers, flat, strict=True):
         row[:, : part.shape[1]] = part
-    return Pieces(numbers, lengths, list(flat))
+    numbers = numbers.reshape(len(flat), -1)
+    z = numbers @ numbers.T
+    z /= np.sqrt(np.minimum.outer(lengths, lengths) * len(flat[0]))
+    z = np.triu(np.abs(z, out=z), 1)
+    # NaN, if there is one, comes first.
+    one, other = divmod(int(np.argmax(z)), len(z))
+    return Worst(float(z[one, other]), f"{names[one]} and {names[other]}", len(z) * (len(z) - 1) // 2)
 
 
 def dependences(arrays):
@@ -94,4 +77,4 @@ def dependences(arrays):
 
     axes = range(max(array.ndim for array in arrays.values()))
     levels = [dict(arrays), *filter(None, map(slices, axes))]
-    return [joined(level).worst_pair() for level in levels if len(level) > 1]
+    return [worst_pair(level) for level in levels if len(level) > 1]

@@ -2,14 +2,15 @@
 
 from dataclasses import replace
 from functools import cache, partial
+from unittest.mock import patch
 
 from torch import nn
 
 from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
-from parity_tests.faults import Fault, code_fault, reads
+from parity_tests.faults import Fault, call_fault, reads
+from parity_tests.pairs import random_pair
 from torch_ref import attention, blocks, embedding
-from twin.bridge import Pair
-from twin.cases import SWITCHES, VOCABULARY, weights_for
+from twin.cases import SWITCHES, VOCABULARY
 
 GEMMA = TransformerConfig(
     vocab_size=VOCABULARY,
@@ -82,10 +83,8 @@ BOUNDED = SWITCHES["switches-bounded"]
 """What modded-nanogpt has."""
 
 
-@cache
-def pair(config):
-    """Both sides of one of these configs, once for all its faults."""
-    return Pair(config, weights_for(config, 0.2))
+pair = cache(random_pair)
+"""Both sides of one of these configs, once for all its faults."""
 
 
 def otherwise(config, name, stack=None, **model):
@@ -103,67 +102,46 @@ def _rotary(**changes):
     return {"rotary": replace(GEMMA.decoder.rotary, **changes)}
 
 
-def heads_as_they_are(right):
+def heads_as_they_are(right, self, x):
     """Queries and keys, `[B, H, T, C]`, are not normalised; the residual stream is."""
-    return lambda self, x: x if x.ndim == 4 else right(self, x)
+    return x if x.ndim == 4 else right(self, x)
 
 
-def cap_twice(right):
-    return lambda x, cap: right(right(x, cap), cap)
+def cap_twice(right, x, cap):
+    return right(right(x, cap), cap)
 
 
-def last_columns_turned(right):
-    return lambda x, angle: right(x.flip(-1), angle).flip(-1)
+def last_columns_turned(right, x, angle):
+    return right(x.flip(-1), angle).flip(-1)
 
 
-def scaled_everywhere(right):
+def scaled_everywhere(right, config, stack, at, window):
     """The angles of layers with the window are stretched like those of the others."""
-
-    def rotary_angles(config, stack, at, window):
-        if window is None:
-            return right(config, stack, at, window)
-        base = stack.rotary.window_base or stack.position_base
-        return embedding.angles(at, stack.rotary.width or config.head_width(stack), base, stack.rotary)
-
-    return rotary_angles
+    if window is None:
+        return right(config, stack, at, window)
+    base = stack.rotary.window_base or stack.position_base
+    return embedding.angles(at, stack.rotary.width or config.head_width(stack), base, stack.rotary)
 
 
 def without(norm):
     """Layers without this norm."""
 
-    def wrong(right):
-        def forward(self, *args):
-            kept = getattr(self, norm)
-            setattr(self, norm, nn.Identity())
-            try:
-                return right(self, *args)
-            finally:
-                setattr(self, norm, kept)
-
-        return forward
-
-    return wrong
-
-
-def summed_in_parallel(right):
-    def before(self, x, norm):
-        """Both branches read the norm of the first."""
-        return right(self, x, self.self_attention_norm)
-
-    return before
-
-
-def cross_uncapped(right):
-    """Only cross-attention has no positions."""
-
-    def forward(self, x, memory, mask, *own):
-        kept, self.stack = self.stack, self.stack if own else replace(self.stack, score_cap=None)
-        try:
-            return right(self, x, memory, mask, *own)
-        finally:
-            self.stack = kept
+    def forward(right, self, *args):
+        with patch.object(self, norm, nn.Identity()):
+            return right(self, *args)
 
     return forward
+
+
+def summed_in_parallel(right, self, x, norm):
+    """Both branches read the norm of the first."""
+    return right(self, x, self.self_attention_norm)
+
+
+def cross_uncapped(right, self, x, memory, mask, *own):
+    """Only cross-attention has no positions."""
+    with patch.object(self, "stack", self.stack if own else replace(self.stack, score_cap=None)):
+        return right(self, x, memory, mask, *own)
 
 
 _FEEDFORWARD, _CROSS = "feedforward_output_norm", "cross_attention_output_norm"
@@ -180,26 +158,26 @@ FAULTS = {
         in_gemma("scores: not capped", {"score_cap": None}),
         in_gemma("logits: not capped", logit_cap=None),
         in_gemma("norm: offset of the scale forgotten", {"norm_unit_offset": False}),
-        code_fault("rotary: scaled in layers with the window too", attention, "rotary_angles", scaled_everywhere),
-        code_fault("sandwich: feed-forward's output not normalised", blocks.Block, "forward", without(_FEEDFORWARD)),
-        code_fault("queries and keys not normalised", attention.Norm, "forward", heads_as_they_are),
-        code_fault("scores: capped twice", attention, "soft_cap", cap_twice),
+        call_fault("rotary: scaled in layers with the window too", attention, "rotary_angles", scaled_everywhere),
+        call_fault("sandwich: feed-forward's output not normalised", blocks.Block, "forward", without(_FEEDFORWARD)),
+        call_fault("queries and keys not normalised", attention.Norm, "forward", heads_as_they_are),
+        call_fault("scores: capped twice", attention, "soft_cap", cap_twice),
     ),
     NEOX: (
         in_neox("parallel: the feed-forward reads the sum", {"parallel": False}),
-        code_fault("rotary: the last columns turn", attention, "rotate", last_columns_turned),
-        code_fault("parallel: one norm for both branches", blocks.Block, "_before", summed_in_parallel),
+        call_fault("rotary: the last columns turn", attention, "rotate", last_columns_turned),
+        call_fault("parallel: one norm for both branches", blocks.Block, "_before", summed_in_parallel),
     ),
     BOUNDED: (
         in_bounded("scores: scaled by the head's width, not 0.12", {"attention_scale": "head_width"}),
         in_bounded("rotary: all columns turn, not half", {"rotary": RotaryConfig()}),
         in_bounded("ReLU not squared", {"activation": "relu"}),
         in_bounded("logits: bounded by tanh, not by a root", logit_cap_form="tanh"),
-        code_fault("queries and keys without a scale not normalised", attention.Norm, "forward", heads_as_they_are),
+        call_fault("queries and keys without a scale not normalised", attention.Norm, "forward", heads_as_they_are),
     ),
     CROSSED: (
-        code_fault("sandwich: cross-attention's output not normalised", blocks.Block, "forward", without(_CROSS)),
-        code_fault("scores: cross-attention not capped", attention.Attention, "forward", cross_uncapped),
+        call_fault("sandwich: cross-attention's output not normalised", blocks.Block, "forward", without(_CROSS)),
+        call_fault("scores: cross-attention not capped", attention.Attention, "forward", cross_uncapped),
     ),
 }
 """Gates 1 and 2."""

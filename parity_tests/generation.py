@@ -5,6 +5,7 @@ from dataclasses import dataclass, field
 
 import torch
 from torch import nn
+from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
@@ -47,13 +48,10 @@ def huggingface_generate(model, prompts, *, end_id, start_id=None, **settings):
     Raises ParityError where anything was computed in another type than float64.
     """
     translates = model.config.is_encoder_decoder
-    if translates != (start_id is not None):
-        raise ValueError("encoder-decoders, and no others, need a start_id")
-    if not all(map(len, prompts)):
-        raise ValueError("there must be a token in every prompt")
     if model.dtype != torch.float64:
         raise ParityError(f"the model is {model.dtype}; expected torch.float64")
-    ids, mask = _padded(prompts, left=not translates)
+    rows, side = [torch.tensor(prompt) for prompt in prompts], "right" if translates else "left"
+    ids, mask = (pad_sequence(of, True, padding_side=side) for of in (rows, [torch.ones_like(row) for row in rows]))
     with Float64():
         answer = model.generate(
             ids,
@@ -103,8 +101,6 @@ class _Drivable(PreTrainedModel, GenerationMixin):
     main_input_name = "input_ids"
 
     def __init__(self, config, weights):
-        if config.decoder is None or not config.predicts_tokens:
-            raise ValueError("only a model with a decoder and a head can generate")
         super().__init__(PreTrainedConfig(is_encoder_decoder=config.encoder is not None, vocab_size=config.vocab_size))
         self.reference = reference(config.with_dtype("float64"))
         self.reference.load_state_dict({name: to_torch(array) for name, array in weights.items()})
@@ -121,16 +117,6 @@ class _Drivable(PreTrainedModel, GenerationMixin):
         else:
             output = self.reference(encoder_outputs.last_hidden_state, decoder_input_ids, mask)
         return CausalLMOutput(logits=output.logits)
-
-
-def _padded(prompts, *, left):
-    """(ids, mask), `[B, T]` each; the mask is 1 where there is a token."""
-    length = max(map(len, prompts))
-    ids, mask = torch.zeros(2, len(prompts), length, dtype=torch.long)
-    for row, prompt in enumerate(prompts):
-        place = slice(length - len(prompt), length) if left else slice(len(prompt))
-        ids[row, place], mask[row, place] = torch.tensor(prompt), 1
-    return ids, mask
 
 
 def _until(tokens, end_id):

@@ -20,6 +20,16 @@ from twin.bridge import Pair
 from twin.cases import batch_for
 
 MASKS = {"tokens": "mask", "source": "source_mask", "target": "target_mask"}
+INPUTS = {
+    "tokens": "input_ids",
+    "source": "input_ids",
+    "target": "decoder_input_ids",
+    "token_types": "token_type_ids",
+    "mask": "attention_mask",
+    "source_mask": "attention_mask",
+    "target_mask": "decoder_attention_mask",
+}
+"""What Hugging Face calls our inputs."""
 
 
 class Oracle:
@@ -131,27 +141,16 @@ class Oracle:
         return {name: tensor for name, tensor in tensors if name in saved}
 
     def _inputs(self, arrays):
-        if "source" in arrays:
-            inputs = {"input_ids": arrays["source"], "decoder_input_ids": arrays["target"]}
-            for name, mask in {"source_mask": "attention_mask", "target_mask": "decoder_attention_mask"}.items():
-                if name in arrays:
-                    inputs[mask] = arrays[name].long()
-            return inputs
-        inputs = {"input_ids": arrays["tokens"]}
-        if "mask" in arrays:
-            inputs["attention_mask"] = arrays["mask"].long()
-            # Hugging Face counts from the start of the row unless it is told.
-            if not self.entry.position_tables:
-                inputs["position_ids"] = position_ids(arrays["tokens"], arrays["mask"]) + self.entry.first_position
-        if "token_types" in arrays:
-            inputs["token_type_ids"] = arrays["token_types"]
+        inputs = {name: arrays[ours].long() for ours, name in INPUTS.items() if ours in arrays}
+        # Hugging Face counts from the start of the row unless it is told.
+        if "mask" in arrays and not self.entry.position_tables:
+            inputs["position_ids"] = position_ids(arrays["tokens"], arrays["mask"]) + self.entry.first_position
         return inputs
 
     def _watch(self):
-        def keep(name, part=None):
+        def keep(name, part=0):
             def hook(module, inputs, output):
-                whole = part is None and not isinstance(output, tuple)
-                self._captured[name] = output if whole else output[part or 0]
+                self._captured[name] = output[part] if isinstance(output, tuple) else output
 
             return hook
 

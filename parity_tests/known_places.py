@@ -11,9 +11,9 @@ from parity import Difference
 from parity.differ.first_difference import difference_of
 from parity_tests import faults, library_faults, mask_faults, quiet_faults, random_faults
 from parity_tests.faults import planted_in
+from parity_tests.pairs import random_pair
 from parity_tests.small_configs import MASKED, TWO_STACKS, of_one_length
-from twin.bridge import Pair
-from twin.cases import CONFIGS, Lengths, batch_for, weights_for
+from twin.cases import CONFIGS, Lengths, batch_for
 
 
 class OwnFault(NamedTuple):
@@ -51,7 +51,7 @@ def model(name):
     """The pair without a fault, and its batch."""
     config, batch = MODELS[name]
     seed = 0 if name == "dropout" else None
-    return Pair(config, weights_for(config, 0.2), "float64", optimised=False, dropout_seed=seed), batch()
+    return random_pair(config, dropout_seed=seed), batch()
 
 
 def _ask(name, kind, plant):

@@ -111,13 +111,16 @@ REFERENCE = call_fault(
     lambda right, ids, *, window, **given: right(ids, window=window and window + 1, **given),
 )
 """Gate 1."""
-CUDNN = (
-    call_fault("cuDNN: window a place too many", jax.nn, "dot_product_attention", window_changed(1)),
-    call_fault("cuDNN: window a place too few", jax.nn, "dot_product_attention", window_changed(-1)),
-    call_fault("cuDNN: padding and texts not hidden", jax.nn, "dot_product_attention", asked_for(mask=None)),
-    call_fault("cuDNN: later keys not hidden", jax.nn, "dot_product_attention", asked_for(is_causal=False)),
-    call_fault("cuDNN: scores scaled by its default", jax.nn, "dot_product_attention", asked_for(scale=None)),
-)
+CUDNN = [
+    call_fault(f"cuDNN: {name}", jax.nn, "dot_product_attention", wrong)
+    for name, wrong in {
+        "window a place too many": window_changed(1),
+        "window a place too few": window_changed(-1),
+        "padding and texts not hidden": asked_for(mask=None),
+        "later keys not hidden": asked_for(is_causal=False),
+        "scores scaled by its default": asked_for(scale=None),
+    }.items()
+]
 """Gate 1: what the kernel is asked for."""
 CACHED = (
     call_fault("cache: window counted from the wrong place", Mask, "boolean", window_behind),

@@ -3,6 +3,8 @@
 import jax
 import jax.numpy as jnp
 
+from parity import match_weights
+
 
 def shape(*sizes):
     return jax.ShapeDtypeStruct(sizes, jnp.float32)
@@ -13,8 +15,10 @@ def linear_shapes(rows, columns):
     return {"kernel": shape(rows, columns), "bias": shape(columns)}
 
 
-def require_verified(match):
-    """Each of our parameters has its row, of which none is in doubt, and running both says that they are right."""
+def verified(params, module, ours, inputs):
+    """The match, in which each of our parameters has its row, none is in doubt, and running both says so."""
+    match = match_weights(params, module, ours=ours, inputs=inputs)
     assert match.verified, match.figures
     assert not match.unsure
     assert not match.unmatched_ours
+    return match

@@ -3,7 +3,7 @@
 Every gate of the harness runs on every entry; see docs/adding-a-family.md.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -58,9 +58,9 @@ class Entry:
     """Makes logits of the first output of a class without the head that ours has."""
     first_position: int = 0
     """The position that it gives to the first token."""
-    unused_untied: frozenset[str] = frozenset()
+    unused_untied: Sequence[str] = ()
     """Arrays that it saves, and only a tied model uses; untied, they are written and not read."""
-    no_longer_written: frozenset[str] = frozenset()
+    no_longer_written: Sequence[str] = ()
     """Settings that we write and the installed version does not (no longer, or never did), or writes as null."""
     generation: Settings = field(default_factory=dict)
     """What `generate` has to be told, so that it does nothing which ours does not do."""
@@ -103,8 +103,8 @@ _ABOVE = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 
 def _llama(kind, variants, settings=None, *unwritten, **more):
     """An entry of a descendant of Llama."""
     stacks = {"decoder": ("layers", {"self_attn": "self_attention"})}
-    more |= {"islands": True, "no_longer_written": frozenset(unwritten)}
-    return Entry(kind, _SETTINGS | (settings or {}), stacks, variants, **more)
+    given = kind, _SETTINGS | (settings or {}), stacks, variants
+    return Entry(*given, islands=True, no_longer_written=unwritten, **more)
 
 
 ENTRIES |= {
@@ -271,7 +271,7 @@ ENTRIES |= {
 # As the padding_idx of the token table, a pad_token_id would take token 0 its gradient.
 _BERT = _SIZES | {"num_hidden_layers": 2, "intermediate_size": 80}
 _LAYERS = {"encoder": ("encoder.layer", {"attention.self": "self_attention"})}
-_ONE_KIND = frozenset({"position_embedding_type"})
+_ONE_KIND = ("position_embedding_type",)
 bert = Entry(
     hf.BertModel,
     _BERT,
@@ -324,10 +324,10 @@ def _heads(name, bare, masked, tokens, *unused, first=()):
         ENTRIES[f"{name} {head}"] = replace(bare, kind=of, first=head in first, **changes)
 
     def labels(count):
-        return {**bare.settings, "num_labels": count}
+        return bare.settings | {"num_labels": count}
 
     ENTRIES[name] = bare
-    with_head("MaskedLM", "masked", variants=masked, unused_untied=frozenset(unused))
+    with_head("MaskedLM", "masked", variants=masked, unused_untied=unused)
     with_head("SequenceClassification", "texts", settings=labels(3), variants={"other": {"num_labels": 2}})
     with_head("TokenClassification", "tokens", settings=labels(5), variants={"other": tokens})
 
@@ -414,10 +414,8 @@ bart = Entry(
     },
     first=True,
     position_tables={side: f"model.{table}" for side, table in _POSITIONS.items()},
-    unused_untied=frozenset({"model.shared.weight"}),
-    no_longer_written=frozenset(
-        {"normalize_before", "normalize_embedding", "add_final_layer_norm", "static_position_embeddings"}
-    ),
+    unused_untied=("model.shared.weight",),
+    no_longer_written=("normalize_before", "normalize_embedding", "add_final_layer_norm", "static_position_embeddings"),
     generation={
         "forced_bos_token_id": None,
         "forced_eos_token_id": None,
@@ -489,7 +487,7 @@ t5 = Entry(
     prepare=_untie,
     islands=True,
     # The installed version writes true, and goes by the arrays when it reads.
-    no_longer_written=frozenset({"tie_word_embeddings"}),
+    no_longer_written=("tie_word_embeddings",),
 )
 ENTRIES |= {
     "bart": bart,
@@ -500,7 +498,7 @@ ENTRIES |= {
         variants={"scaled embedding": {"scale_embedding": True}},
         to_logits=_bart_logits,
         position_tables=_POSITIONS,
-        unused_untied=frozenset({"shared.weight"}),
+        unused_untied=("shared.weight",),
     ),
     "marian": marian,
     "t5": t5,

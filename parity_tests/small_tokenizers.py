@@ -19,9 +19,8 @@ NAMED = {
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<|user|>", "<|assistant|>", "<|end|>"]
 
 
-def byte_level(**settings):
+def byte_level(adds="nothing", **settings):
     """GPT-2's kind: BPE of bytes. `adds` says what stands around a text."""
-    adds = settings.pop("adds", "nothing")
     backend = tokenizers.Tokenizer(models.BPE())
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
@@ -42,9 +41,8 @@ def word_pieces(**settings):
     return _trained(backend, trainer, "around", {"cls_token": "<s>", "sep_token": "</s>", **settings})
 
 
-def sentence_pieces(**settings):
+def sentence_pieces(adds="after", **settings):
     """Llama's and T5's kind: spaces are part of tokens, and the first one is added."""
-    adds = settings.pop("adds", "after")
     backend = tokenizers.Tokenizer(models.Unigram())
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
@@ -61,10 +59,9 @@ def saved(tokenizer, folder):
 
 def _trained(backend, trainer, adds, settings):
     backend.train_from_iterator(CORPUS * 20, trainer)
-    template = {"after": "$A </s>", "around": "<s> $A </s>", "before": "<s> $A"}.get(adds)
-    if template is not None:
+    if template := {"after": "$A </s>", "around": "<s> $A </s>", "before": "<s> $A"}.get(adds):
         backend.post_processor = processors.TemplateProcessing(
             single=template, special_tokens=[(token, backend.token_to_id(token)) for token in ("<s>", "</s>")]
         )
-    extra = ["<|user|>", "<|assistant|>", "<|end|>"]
-    return PreTrainedTokenizerFast(tokenizer_object=backend, additional_special_tokens=extra, **{**NAMED, **settings})
+    named = {"additional_special_tokens": SPECIAL[5:], **NAMED, **settings}
+    return PreTrainedTokenizerFast(tokenizer_object=backend, **named)

@@ -4,6 +4,7 @@ import os
 import re
 import subprocess
 import sys
+from functools import partial
 from importlib import import_module
 from pathlib import Path
 
@@ -40,21 +41,13 @@ def test_a_recorded_module_judges_as_the_module_itself(capsules):
 
     def figures(judged):
         try:
-            return {figure.gate: figure.worst for figure in judged()}
+            return {figure.gate: figure.worst for figure in judged(weights=WEIGHTS, gates=gates)}
         except ParityError as error:
             return {figure.gate: figure.worst for figure in error.figures}
 
-    together = figures(lambda: check_parity(ours, module(), WEIGHTS, INPUTS, gates=gates))
-    apart = figures(lambda: judge(capsules / "torch", ours, WEIGHTS, gates=gates))
+    together = figures(partial(check_parity, ours, module(), inputs=INPUTS))
+    apart = figures(partial(judge, capsules / "torch", ours))
     assert apart == pytest.approx(together, rel=1e-3, abs=1e-13)
-
-
-class Compiled(nn.Module):
-    """As torch.compile wraps a module, whose names all begin with _orig_mod then."""
-
-    def __init__(self, module):
-        super().__init__()
-        self._orig_mod = module
 
 
 @pytest.mark.parametrize("seed", [0, 1])
@@ -64,7 +57,7 @@ def test_the_module_takes_the_recorded_weights(capsules, seed):
     before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
     judge(capsules / "jax", made, WEIGHTS)
     judge(capsules / "torch", made)
-    judge(capsules / "torch", Compiled(made), gates=["1"])
+    judge(capsules / "torch", torch.compile(made, backend="eager"), gates=["1"])
     assert all(torch.equal(tensor, before[name]) for name, tensor in made.state_dict().items())
 
 
@@ -214,9 +207,8 @@ def recorded_decoder(tmp_path_factory):
 def test_a_capsule_names_the_line_that_both_together_name(recorded_decoder, monkeypatch, fault, unpacked, verdict):
     """As surely, where the arrays are small enough to be recorded."""
     decoder, path = recorded_decoder
-    ours, given = test_first_difference.ours(fault), [test_first_difference.TOKENS]
-    weights = test_first_difference.WEIGHTS
-    together = first_difference(ours, decoder, weights, given)
+    ours, weights = test_first_difference.ours(fault), test_first_difference.WEIGHTS
+    together = first_difference(ours, decoder, weights, [test_first_difference.TOKENS])
     monkeypatch.setattr(import_module("parity.capsule.judge"), "unpacked", unpacked)
     with pytest.raises(ParityError) as caught:
         judge(path, ours, weights)
@@ -259,11 +251,10 @@ if {judged!r}:
 def test_one_framework_is_enough(tmp_path):
     """Each side records where the other framework is missing, and is judged by what the other recorded."""
     for other, judged in (("torch", ""), ("jax", "torchless"), ("torch", "jaxless")):
-        code = ALONE.format(other=other, judged=judged)
+        command = [sys.executable, "-c", ALONE.format(other=other, judged=judged)]
         if judged == "jaxless":
             (tmp_path / "torchless").rename(tmp_path / "old")
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        command = [sys.executable, "-c", code]
         done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
         assert done.returncode == 0, done.stderr[-2000:]
         assert [line.split()[1] for line in done.stdout.splitlines()] == (["9", "1", "2", "3", "9"] if judged else [])
@@ -308,35 +299,34 @@ def test_a_capsule_is_whole_or_not_there(tmp_path, changed, error, said):
 
 
 def test_the_command_prints_figures_where_all_is_green(capsules, tmp_path, capsys):
-    def gates(*given):
-        assert main(["judge", str(capsules / "jax"), *given]) == 0
+    def gates(given):
+        assert main(f"judge {capsules}/jax {given}".split()) == 0
         return [line.split()[1] for line in capsys.readouterr().out.splitlines()]
 
     assert gates(f"{HERE}:ours") == ["9", "1", "2", "3"]
-    assert gates(f"{HERE}:module()", "--weights", f"{HERE}:WEIGHTS", "--gates", "9", "1") == ["9", "1"]
-    own = ("--params", f"{HERE}:parameters()", "--own-weights", "--gates", "1")
-    assert gates(f"{HERE}:ours", *own) == ["1"]
+    assert gates(f"{HERE}:module() --weights {HERE}:WEIGHTS --gates 9 1") == ["9", "1"]
+    assert gates(f"{HERE}:ours --params {HERE}:parameters() --own-weights --gates 1") == ["1"]
     side = f"from {HERE} import ours\n\n\nclass Port:\n    block = staticmethod(ours)\n"
     (tmp_path / "a_side.py").write_text(side)
-    assert gates(f"{tmp_path / 'a_side.py'}:Port.block", "--gates", "1") == ["1"]
+    assert gates(f"{tmp_path}/a_side.py:Port.block --gates 1") == ["1"]
 
 
 @pytest.mark.parametrize(
     ("given", "status", "said"),
     [
-        ([f"{HERE}:wrong"], 1, f"{HERE}:wrong: gate 1 activations: "),
-        ([f"{HERE}:missing"], 2, "has no attribute 'missing'"),
-        (["nowhere:side"], 2, "nowhere:side: ModuleNotFoundError: No module named 'nowhere'"),
-        (["nowhere.py:side"], 2, "nowhere.py:side: FileNotFoundError: [Errno 2] No such file"),
-        (["side"], 2, "'side' names nothing; expected MODULE:NAME or FILE.py:NAME"),
-        ([f"{HERE}:INPUTS"], 2, "expected a function of JAX or a torch.nn.Module"),
-        ([f"{HERE}:module()"], 2, "weights has to say which of the module's numbers"),
-        ([f"{HERE}:ours", "--gates", "7"], 2, "there are no gates ('7',) here"),
-        ([f"{HERE}:ours", "--params", f"{HERE}:module(1)"], 2, "has no attribute 'module(1)'"),
+        (f"{HERE}:wrong", 1, f"{HERE}:wrong: gate 1 activations: "),
+        (f"{HERE}:missing", 2, "has no attribute 'missing'"),
+        ("nowhere:side", 2, "nowhere:side: ModuleNotFoundError: No module named 'nowhere'"),
+        ("nowhere.py:side", 2, "nowhere.py:side: FileNotFoundError: [Errno 2] No such file"),
+        ("side", 2, "'side' names nothing; expected MODULE:NAME or FILE.py:NAME"),
+        (f"{HERE}:INPUTS", 2, "expected a function of JAX or a torch.nn.Module"),
+        (f"{HERE}:module()", 2, "weights has to say which of the module's numbers"),
+        (f"{HERE}:ours --gates 7", 2, "there are no gates ('7',) here"),
+        (f"{HERE}:ours --params {HERE}:module(1)", 2, "has no attribute 'module(1)'"),
     ],
 )
 def test_the_command_says_in_one_line_where_it_is_not(capsules, capsys, given, status, said):
-    assert main(["judge", str(capsules / "jax"), *given]) == status
+    assert main(f"judge {capsules}/jax {given}".split()) == status
     printed, line = capsys.readouterr()
     assert said in line
     assert len(line.splitlines()) == 1

@@ -29,17 +29,14 @@ from twin.sides import Setting
 from twin.torch_side import TorchSide
 
 pytestmark = pytest.mark.usefixtures("single_precision")
-STACK = {"num-layers": 1, "num-heads": 2, "feedforward-width": 8}
-TINY = [
-    *(
-        part
-        for side in ("encoder", "decoder")
-        for name, n in STACK.items()
-        for part in (f"--model.{side}.{name}", f"{n}")
-    ),
-    *("--model.d-model", "8", "--training.batch-size", "4", "--optimizer.warmup-steps", "2"),
-]
-QUICK = ["dates", *TINY, "--no-memory", "--out", "report"]
+STACK = "--model.{0}.num-layers 1 --model.{0}.num-heads 2 --model.{0}.feedforward-width 8"
+STACKS = " ".join(STACK.format(side) for side in ("encoder", "decoder"))
+TINY = f"dates {STACKS} --model.d-model 8 --training.batch-size 4 --optimizer.warmup-steps 2"
+QUICK = f"{TINY} --no-memory --out report --steps"
+
+
+def plan_of(command):
+    return read_plan(command.split())
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -55,12 +52,11 @@ def exact_arithmetic():
 
 
 @pytest.fixture
-def run(tmp_path, monkeypatch, capsys):
+def run(own_folder, monkeypatch, capsys):
     """Runs compare.py in an empty folder; checks its exit status and returns what it printed."""
-    monkeypatch.chdir(tmp_path)
 
-    def run(*arguments, status=0):
-        monkeypatch.setattr(sys, "argv", ["compare.py", *arguments])
+    def run(command, status=0):
+        monkeypatch.setattr(sys, "argv", ["compare.py", *command.split()])
         with pytest.raises(SystemExit) as stop:
             run_program(compare.main, "compare.py")
         printed = capsys.readouterr()
@@ -85,8 +81,7 @@ def curves():
 
 @pytest.mark.deep
 def test_float64_with_shared_dropout_parts_and_seeds(run):
-    options = ["--dtype", "float64", "--dropout", "shared", "--training.accumulation", "2", "--seeds", "2"]
-    run(*QUICK, "--steps", "4", *options)
+    run(f"{QUICK} 4 --dtype float64 --dropout shared --training.accumulation 2 --seeds 2")
     found = report()
     assert gates_of(found) == ["5, loss", "5, parameters"]
     assert found["passed"] is True
@@ -106,13 +101,13 @@ def test_float64_with_shared_dropout_parts_and_seeds(run):
 
 
 def test_float32_is_judged_against_the_truth(run):
-    printed = run(*QUICK, "--steps", "3")
+    printed = run(f"{QUICK} 3")
     found = report()
     assert gates_of(found) == ["6"]
     assert found["seeds"][0]["judged_steps"] == 3
     assert {error["torch"] is None for error in found["parameter_errors"].values()} == {False}
     # Once more into the same folder: the older report goes.
-    printed = run(*QUICK, "--steps", "2", "--truth", "no")
+    printed = run(f"{QUICK} 2 --truth no")
     assert report()["verdicts"] == []
     assert "not known which side is nearer to the truth" in printed.out
     assert report()["passed"] is None
@@ -120,7 +115,7 @@ def test_float32_is_judged_against_the_truth(run):
 
 def test_bfloat16_has_no_gate_and_a_terminal_a_table(run, monkeypatch):
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    printed = run(*QUICK, "--steps", "2", "--dtype", "bfloat16")
+    printed = run(f"{QUICK} 2 --dtype bfloat16")
     assert report()["verdicts"] == []
     assert "No gate judges trajectories" in printed.out
     for words in ("JAX - PyTorch", "from the float64 truth", "tokens/s", "peak memory, MB"):
@@ -143,7 +138,7 @@ def test_a_planted_fault_turns_the_verdict_red(run, monkeypatch, dtype, eps):
     planted(monkeypatch, {}, {"eps": eps})
     if dtype == "float32":  # The search is the same for both, and takes its time.
         monkeypatch.setattr(side_by_side, "where_they_part", lambda *given: Difference("none"))
-    printed = run(*QUICK, "--steps", "4", "--dtype", dtype, status=1)
+    printed = run(f"{QUICK} 4 --dtype {dtype}", status=1)
     assert report()["passed"] is False
     assert "Beyond the bar." in printed.out
     assert 'class="red"' in Path("report/report.html").read_text()
@@ -154,9 +149,9 @@ def test_a_planted_fault_turns_the_verdict_red(run, monkeypatch, dtype, eps):
 
 
 def test_a_fault_of_the_model_is_found_where_it_is(run, monkeypatch):
-    decoder = read_plan(QUICK).experiment.model.decoder
+    decoder = plan_of(f"{QUICK} 2").experiment.model.decoder
     planted(monkeypatch, {"decoder": dataclasses.replace(decoder, norm_eps=1e-3)}, {})
-    printed = run(*QUICK, "--steps", "2", "--dtype", "float64", status=1)
+    printed = run(f"{QUICK} 2 --dtype float64", status=1)
     found = report()["where"]
     assert found["stage"] == "forward"
     assert found["theirs"]["file"].endswith("torch_ref/layers.py")
@@ -167,26 +162,15 @@ def test_a_fault_of_the_model_is_found_where_it_is(run, monkeypatch):
 
 def test_other_shapes_stop_at_once(run, monkeypatch):
     planted(monkeypatch, {"head_bias": True}, {})
-    printed = run(*QUICK, "--steps", "2", status=1)
+    printed = run(f"{QUICK} 2", status=1)
     assert printed.err == "compare.py: gate 5: only ours has [], only theirs has ['head.bias']\n"
     assert not Path("report").exists()
 
 
-def failing(monkeypatch, kind, loss):
-    step = kind.step
-    taken = []
-
-    def faulty(side, *inputs):
-        taken.append(None)
-        figures = step(side, *inputs)
-        return figures._replace(loss=loss) if len(taken) == 2 else figures
-
-    monkeypatch.setattr(kind, "step", faulty)
-
-
 def test_a_nan_on_one_side_stops_and_keeps_what_was_done(run, monkeypatch):
-    failing(monkeypatch, JaxSide, float("nan"))
-    printed = run(*QUICK, "--steps", "3", status=1)
+    step, losses = JaxSide.step, iter([{}, {"loss": float("nan")}])
+    monkeypatch.setattr(JaxSide, "step", lambda *given: step(*given)._replace(**next(losses)))
+    printed = run(f"{QUICK} 3", status=1)
     assert re.fullmatch(r"compare.py: the loss of step 2 is nan in JAX and [0-9.]+ in PyTorch\n", printed.err)
     assert report()["seeds"][0]["steps"] == 1
     assert report()["passed"] is None
@@ -194,8 +178,8 @@ def test_a_nan_on_one_side_stops_and_keeps_what_was_done(run, monkeypatch):
 
 
 def test_a_nan_on_both_sides_is_a_failed_training(run):
-    hot = ["--optimizer.learning-rate", "1e30", "--optimizer.clip-norm", "None"]
-    printed = run(*QUICK, "--steps", "4", "--truth", "no", *hot, status=1)
+    hot = "--optimizer.learning-rate 1e30 --optimizer.clip-norm None"
+    printed = run(f"{QUICK} 4 --truth no {hot}", status=1)
     assert "in JAX and nan in PyTorch; try a lower --optimizer.learning-rate" in printed.err
     assert printed.err.count("\n") == 1
 
@@ -209,41 +193,41 @@ def test_an_interrupted_run_leaves_its_report(run, monkeypatch):
             os.kill(os.getpid(), signal.SIGINT)
 
     monkeypatch.setattr(LiveView, "update", interrupted)
-    run(*QUICK, "--steps", "4", "--seeds", "3", status=130)
+    run(f"{QUICK} 4 --seeds 3", status=130)
     assert report()["stopped"] == "interrupted after 2 of 12 steps"
     assert report()["parameter_errors"]
     assert len(Path("report/curves.csv").read_text().splitlines()) == 3
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("command", "message"),
     [
-        (["nothing"], "there is no experiment 'nothing'; expected one of python-docs, dates"),
-        (["dates", "--model.depth", "3"], "--model.depth"),
-        (["dates", "--steps", "0"], "steps is 0; expected a whole number of at least 1"),
-        (["dates", "--steps", "1501"], "the training ends after 1500"),
-        (["dates", "--seeds", "0"], "seeds is 0; expected a whole number of at least 1"),
-        (["dates", "--seeds", "2", "--training.seed", f"{2**32 - 1}"], "expected seeds up to 2^32 - 1"),
-        (["dates", "--dtype", "float16"], "float16"),
-        (["dates", "--dtype", "float64", "--truth", "yes"], "float64 is the truth already"),
-        (["dates", "--model.compute.dtype", "bfloat16"], "give --dtype"),
-        (["dates", "--model.dropout.residual", "0.1"], "give --dropout shared"),
-        (["dates", "--dropout-rate", "0.1"], "give --dropout shared"),
-        (["dates", "--dropout", "shared", "--dropout-rate", "0"], "expected a rate above 0"),
-        (["dates", "--training.batch-size", "3", "--training.accumulation", "2"], "that accumulation divides"),
-        (["dates", "--out", "file"], "file is a file; expected a folder"),
-        (["dates", "--out", "file/below"], "file (Not a directory); choose another folder"),
-        (["dates", "--out", "/proc/x"], "cannot write to /proc ("),
-        (["dates", "--out", "full"], "full holds notes.txt, which is no part of a report"),
-        (["text", "--data.path", "missing.txt"], "missing.txt"),
+        ("nothing", "there is no experiment 'nothing'; expected one of python-docs, dates"),
+        ("dates --model.depth 3", "--model.depth"),
+        ("dates --steps 0", "steps is 0; expected a whole number of at least 1"),
+        ("dates --steps 1501", "the training ends after 1500"),
+        ("dates --seeds 0", "seeds is 0; expected a whole number of at least 1"),
+        (f"dates --seeds 2 --training.seed {2**32 - 1}", "expected seeds up to 2^32 - 1"),
+        ("dates --dtype float16", "float16"),
+        ("dates --dtype float64 --truth yes", "float64 is the truth already"),
+        ("dates --model.compute.dtype bfloat16", "give --dtype"),
+        ("dates --model.dropout.residual 0.1", "give --dropout shared"),
+        ("dates --dropout-rate 0.1", "give --dropout shared"),
+        ("dates --dropout shared --dropout-rate 0", "expected a rate above 0"),
+        ("dates --training.batch-size 3 --training.accumulation 2", "that accumulation divides"),
+        ("dates --out file", "file is a file; expected a folder"),
+        ("dates --out file/below", "file (Not a directory); choose another folder"),
+        ("dates --out /proc/x", "cannot write to /proc ("),
+        ("dates --out full", "full holds notes.txt, which is no part of a report"),
+        ("text --data.path missing.txt", "missing.txt"),
     ],
 )
-def test_bad_input_is_one_line_and_nothing_is_written(run, arguments, message):
+def test_bad_input_is_one_line_and_nothing_is_written(run, command, message):
     Path("file").write_text("")
     Path("full").mkdir()
     Path("full/notes.txt").write_text("")
     before = sorted(Path().rglob("*"))
-    printed = run(*arguments, status=2)
+    printed = run(command, status=2)
     assert printed.err.startswith("compare.py: error: ")
     assert message in printed.err
     assert printed.err.count("\n") == 1
@@ -252,40 +236,40 @@ def test_bad_input_is_one_line_and_nothing_is_written(run, arguments, message):
 
 def test_a_device_that_pytorch_has_not(run, monkeypatch):
     monkeypatch.setattr(jax, "default_backend", lambda: "tpu")
-    printed = run(*QUICK, "--dtype", "float64", status=2)
+    printed = run(f"{QUICK} 1 --dtype float64", status=2)
     assert "JAX runs on tpu and this PyTorch" in printed.err
     assert "JAX_PLATFORMS=cpu" in printed.err
 
 
 @pytest.mark.parametrize(
-    ("arguments", "rates"),
+    ("command", "rates"),
     [
-        (["dates"], (0.0, 0.0, 0.0, 0.0)),
-        (["dates", "--dropout", "shared"], (0.1, 0.1, 0.1, 0.1)),
-        (["pairs", "--data.path", "x.tsv", "--dropout", "shared"], (0.1, 0.0, 0.1, 0.0)),
-        (["pairs", "--data.path", "x.tsv", "--dropout", "shared", "--dropout-rate", "0.3"], (0.3, 0.3, 0.3, 0.3)),
+        ("dates", (0.0, 0.0, 0.0, 0.0)),
+        ("dates --dropout shared", (0.1, 0.1, 0.1, 0.1)),
+        ("pairs --data.path x.tsv --dropout shared", (0.1, 0.0, 0.1, 0.0)),
+        ("pairs --data.path x.tsv --dropout shared --dropout-rate 0.3", (0.3, 0.3, 0.3, 0.3)),
     ],
 )
-def test_dropout_rates(arguments, rates):
-    assert read_plan(arguments).experiment.model.dropout == DropoutConfig(*rates)
+def test_dropout_rates(command, rates):
+    assert plan_of(command).experiment.model.dropout == DropoutConfig(*rates)
 
 
 @pytest.mark.parametrize(
     ("options", "parameters", "needed"),
     [
-        ([], 10_000_000, True),
-        ([], 10_000_001, False),
-        (["--steps", "1001"], 1, False),
-        (["--steps", "1001", "--truth", "yes"], 10**9, True),
-        (["--dtype", "float64"], 1, False),
+        ("", 10_000_000, True),
+        ("", 10_000_001, False),
+        ("--steps 1001", 1, False),
+        ("--steps 1001 --truth yes", 10**9, True),
+        ("--dtype float64", 1, False),
     ],
 )
 def test_truth_where_it_is_affordable(options, parameters, needed):
-    assert read_plan(["dates", *options]).needs_truth(parameters) == needed
+    assert plan_of(f"dates {options}").needs_truth(parameters) == needed
 
 
 def test_batches_are_those_of_a_training():
-    plan = read_plan(["dates", *TINY])
+    plan = plan_of(TINY)
     batches = Batches(plan.experiment, 3)
     tokenizer = build_tokenizer_for(plan.experiment.data)
     training = dataclasses.replace(plan.experiment.training, seed=5)
@@ -298,7 +282,7 @@ def test_batches_are_those_of_a_training():
 
 @pytest.mark.deep
 def test_each_framework_alone():
-    plan = read_plan(["dates", *TINY])
+    plan = plan_of(TINY)
     batches = Batches(plan.experiment, 3)
     model = plan.experiment.model.with_vocab_size(batches.vocab_size)
     setting = Setting(model, plan.experiment.optimizer, plan.experiment.training, "cpu")

@@ -1,6 +1,7 @@
 """What a comparison finds in its figures: gate 6, errors of parameters, sentences, and what is no comparison."""
 
 import io
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -97,20 +98,14 @@ def timed(other_work):
     return SeedRecord(0, {"jax": steps(0.01), "torch": steps(0.04), "truth": steps(0.1)}, other_work=other_work)
 
 
-class Memory:
-    """In place of a side, of which the live view asks this alone."""
-
-    def device_memory(self):
-        return None
-
-
 @pytest.mark.parametrize("other_work", [0.05, 0.5, None])
 def test_no_ratio_while_other_work_runs(other_work, monkeypatch):
     """Neither while it goes nor in the report; and none where nobody knows what else runs."""
     monkeypatch.setenv("TTY_COMPATIBLE", "1")
-    memory = Memory()
+    # In place of a side, of which the live view asks this alone.
+    side = SimpleNamespace(device_memory=lambda: None)
     console = Console(width=120, file=io.StringIO())
-    console.print(make_table(timed(other_work), "", (memory, memory)))
+    console.print(make_table(timed(other_work), "", (side, side)))
     live = console.file.getvalue()
     said = findings(Record("float32", [timed(other_work)])).statements()[-1].text
     assert "10.0 ms in JAX and 40.0 ms in PyTorch" in said

@@ -4,20 +4,18 @@
 """
 
 from dataclasses import replace
-from functools import cache
-from itertools import pairwise, product
-from typing import Any, NamedTuple
+from functools import cache, partial
+from itertools import pairwise, product, zip_longest
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from transformers import PreTrainedModel
 
 from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding.generate import Generated, generate
 from jax_tformer.decoding.loop import layers_apart
-from jax_tformer.functional import AnyTransformer, Params, transformer
+from jax_tformer.functional import transformer
 from jax_tformer.hub.families import from_huggingface
 from jax_tformer.hub.names import from_reference
 from jax_tformer.training.step import forward
@@ -82,10 +80,7 @@ def compared_beams(ours, theirs):
     """Tokens that differ in any of the returned beams, and the error of their scores."""
     tokens = [row for prompt in range(len(theirs)) for row in ours.rows(prompt)]
     expected = [list(hypothesis.tokens) for hypotheses in theirs for hypothesis in hypotheses]
-    wrong = sum(
-        abs(len(a) - len(b)) + sum(x != y for x, y in zip(a, b, strict=False))
-        for a, b in zip(tokens, expected, strict=True)
-    )
+    wrong = sum(a != b for both in zip(tokens, expected, strict=True) for a, b in zip_longest(*both))
     scores = np.array([[hypothesis.score for hypothesis in hypotheses] for hypotheses in theirs], np.float64)
     return (
         worst(TOKENS, {"tokens of beams": float(wrong)}, 0.0),
@@ -98,25 +93,30 @@ def of_cache(ours, full):
     return compared(CACHED, {"logits": ours}, {"logits": full})
 
 
-class Reader:
-    """A model that reads a batch into a cache, piece by piece, and as a whole; it compiles once what it computes."""
+def reader(net):
+    """What reads a batch into a cache, piece by piece, and as a whole; it compiles once what it computes.
 
-    def __init__(self, net):
-        def begin(params, piece, slots):
-            model = net.bind(params)
-            rows, lengths = len(next(iter(piece.values()))), [slots]
-            if "source" in piece:
-                lengths.append(piece["source"].shape[1])
-            return model(**piece, cache=model.new_cache(rows, *lengths))
+    It is made anew for whatever fault is planted then.
+    """
 
-        def extend(params, piece, cache):
-            model = net.bind(params)
-            return model.decode(memory=None, **piece, cache=cache) if "target" in piece else model(**piece, cache=cache)
+    @partial(jax.jit, static_argnames="slots")
+    def begin(params, piece, slots):
+        model = net.bind(params)
+        rows, lengths = len(next(iter(piece.values()))), [slots]
+        if "source" in piece:
+            lengths.append(piece["source"].shape[1])
+        return model(**piece, cache=model.new_cache(rows, *lengths))
 
-        self.begin, self.extend = jax.jit(begin, static_argnames="slots"), jax.jit(extend)
-        self.whole = jax.jit(lambda params, batch: forward(net, params, batch).logits)
+    @jax.jit
+    def extend(params, piece, cache):
+        model = net.bind(params)
+        return model.decode(memory=None, **piece, cache=cache) if "target" in piece else model(**piece, cache=cache)
 
-    def __call__(self, params, batch, first, then=(), *, rows=1):
+    @jax.jit
+    def whole(params, batch):
+        return forward(net, params, batch).logits
+
+    def read(params, batch, first, then=(), *, rows=1):
         """Logits of all positions: from the cache, and by the forward pass.
 
         `first` positions are read at once, then as many as `then` says, then one by one. A prefix, which sees itself in
@@ -126,29 +126,26 @@ class Reader:
         length = batch["target" if "target" in batch else "tokens"].shape[1]
         if "prefix" in batch:
             batch["prefix"] = batch["prefix"] & (np.arange(length) < first)
-        before = {name: array for name, array in batch.items() if name in ("source", "source_mask")}
+        before = {name: batch[name] for name in ("source", "source_mask") if name in batch}
 
         def piece(start, end):
             return {name: array[:, start:end] for name, array in batch.items() if name not in before}
 
         apart = layers_apart(params, rows=rows)
-        outputs = self.begin(apart, before | piece(0, first), length)
+        outputs = begin(apart, before | piece(0, first), length)
         parts = [outputs.logits]
         for start, end in pairwise(np.cumsum([first, *then, *[1] * (length - first - sum(then))]).tolist()):
-            outputs = self.extend(apart, piece(start, end), outputs.cache)
+            outputs = extend(apart, piece(start, end), outputs.cache)
             parts.append(outputs.logits)
-        return jnp.concatenate(parts, axis=1), self.whole(params, batch)
+        return jnp.concatenate(parts, axis=1), whole(params, batch)
 
-
-def stepwise(net, *read, **options):
-    """As `Reader` says, compiled anew: with whatever fault is planted now."""
-    return Reader(net)(*read, **options)
+    return read
 
 
 @pytest.mark.parametrize("name", DECODERS)
 def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
     net, params = model_of(CONFIGS[name])
-    read = Reader(net)
+    read = reader(net)
     for padding in PADDINGS:
         # Kernels as they are, which are other programs, where the program is another one anyway.
         rows = 1000 if padding == "none" else 1
@@ -170,7 +167,7 @@ def test_windows_and_prefixes_from_a_cache(name, kind, record):
     config = (CONFIGS | WINDOWED | {"layers by turns": GEMMA})[name]
     net, params = model_of(config)
     batch = batch_for(config, kind)
-    read, everything = Reader(net), batch["labels"].shape[1]
+    read, everything = reader(net), batch["labels"].shape[1]
     for first, then in ((4 if "prefix" in kind else 1, (3,)), (everything, ())):
         record(name, of_cache(*read(params, batch, first, then)))
 
@@ -180,7 +177,7 @@ def test_a_single_row(name, record):
     """The products of a single row are other programs."""
     net, params = model_of(CONFIGS[name])
     batch = {key: array[:1] for key, array in batch_for(CONFIGS[name], "none").items()}
-    record(name, of_cache(*stepwise(net, params, batch, first=1)))
+    record(name, of_cache(*reader(net)(params, batch, first=1)))
 
 
 @pytest.mark.parametrize("name", ["switches-decoder-only", "switches-encoder-decoder"])
@@ -188,7 +185,7 @@ def test_far_from_the_start(name, record):
     """Rotation and sinusoids at positions beyond 500, most of them read at once."""
     net, params = model_of(CONFIGS[name])
     batch = batch_for(CONFIGS[name], "left", lengths=Lengths(batch=2, source=520, target=520))
-    ours, full = stepwise(net, params, batch, first=512)
+    ours, full = reader(net)(params, batch, first=512)
     record(f"{name}, 520 positions", of_cache(ours[:, -8:], full[:, -8:]))
 
 
@@ -199,7 +196,7 @@ def test_tokens_of_the_reference(name, record):
     weights = weights_for(config, 0.2)
     net, params = model_of(config, weights)
     model, prompts = drivable(config, weights), uneven_prompts(config)
-    options = {"start_id": START} if config.encoder is not None else {}
+    options = {"start_id": START} if config.encoder else {}
     free = huggingface_generate(model, prompts, end_id=None, max_new_tokens=room(config), **options)
     for figure in searched(net, params, model, prompts, free, **options):
         record(name, figure)
@@ -226,15 +223,6 @@ def beams_of(net, params, model, prompts, settings, *, end_id, start_id=None, **
     return compared_beams(generate(net, params, prompts, decoding, end_id=end_id, start_id=start_id), theirs)
 
 
-class Checkpoint(NamedTuple):
-    """A model of Hugging Face and ours with its weights, and what every call of `generate` is told."""
-
-    net: AnyTransformer
-    params: Params
-    model: PreTrainedModel
-    options: dict[str, Any]
-
-
 ENDS = {"gpt2": (END, 40, None), "bart": (24, 39, None)}
 """End tokens that some of the answers come to, and none."""
 IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_token_id": 2, "forced_eos_token_id": 2}
@@ -243,16 +231,19 @@ IDS = {"pad_token_id": 1, "bos_token_id": 0, "eos_token_id": 2, "decoder_start_t
 
 @cache
 def checkpoint(name):
-    """With sharp attention: else BART's random answers are one token over and over."""
+    """(ours, its parameters, a model of Hugging Face with these, what every call of `generate` is told).
+
+    With sharp attention: else BART's random answers are one token over and over.
+    """
     translates = name == "bart"
     with jax.enable_x64(True):
         oracle = Oracle(name, **(IDS if translates else {}))
-        sharp = ("q_proj.weight", "k_proj.weight")
         raw = oracle.random_weights(0.2, 0)
-        raw = {path: array * (4 if path.endswith(sharp) else 1) for path, array in raw.items()}
+        for path in raw:
+            raw[path] *= 4 if path.endswith(("q_proj.weight", "k_proj.weight")) else 1
         oracle.load(raw)
         options = {"use_cache": True, **ENTRIES[name].generation, **({"start_id": START} if translates else {})}
-        return Checkpoint(*model_of(*from_huggingface(oracle.json, raw)), oracle.model, options)
+        return *model_of(*from_huggingface(oracle.json, raw)), oracle.model, options
 
 
 @pytest.mark.parametrize("name", ENDS)

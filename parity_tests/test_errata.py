@@ -73,7 +73,7 @@ def literal_decoder_layer(layer, memory, x):
 def test_cross_attention_turned_round_sees_later_targets_and_needs_equal_lengths():
     net, params = sharp(ARTICLE)
     layer, rng = first_layer(net.bind(params).decoder), np.random.default_rng(2)
-    memory, states = (jnp.asarray(rng.standard_normal((1, 5, 6))) for _ in range(2))
+    memory, states = jnp.asarray(rng.standard_normal((2, 1, 5, 6)))
     assert (influence(lambda x: literal_decoder_layer(layer, memory, x), states) > 1e-6).all()
     with pytest.raises(TypeError, match=r"\(1, 5, 6\).*\(1, 3, 6\)"):
         jax.eval_shape(partial(literal_decoder_layer, layer), memory[:, :3], states)
@@ -86,21 +86,15 @@ def test_our_cross_attention_does_not_see_later_targets():
     assert_causal(token_influence(net, params, "target_embedding", target, source))
 
 
-class LiteralDropout(nn.Module):
+def literal_dropout(rate):
     """000's: the rate is an argument that nothing reads."""
-
-    def __init__(self, rate):
-        super().__init__()
-        self.dropout = nn.Dropout()
-
-    def forward(self, x):
-        return self.dropout(x)
+    return nn.Dropout()
 
 
 def test_a_bare_dropout_ignores_its_rate_and_our_preset_has_the_one_that_is_meant():
     """000 sets 0.1, for the feed-forward layer as for what attention gives; gate 10 sees ours drop by its rates."""
     torch.manual_seed(0)
-    dropped = LiteralDropout(0.1)(torch.ones(100_000))
+    dropped = literal_dropout(0.1)(torch.ones(100_000))
     assert (dropped == 0).double().mean().item() == pytest.approx(0.5, abs=0.01)
     dropout = ARCHITECTURES["article-encoder-decoder"].dropout
     assert (dropout.residual, dropout.feedforward) == (0.1, 0.1)

@@ -68,17 +68,16 @@ ALL, LAST_TWO_PADDED, FIRST_TWO_PADDED = [1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0
 
 def test_padded_keys_are_hidden_and_padded_queries_ignored():
     target, source_mask = [1, 4, 3, 2, 5], [1, 1, 1, 0]
-    outputs = [
-        lecture()(source, target, source_mask=source_mask, target_mask=ALL) for source in ([3, 1, 4, 0], [3, 1, 4, 2])
-    ]
-    padded, other = outputs[0].encoder, outputs[1].encoder
+    masks = {"source_mask": source_mask, "target_mask": ALL}
+    one, two = (lecture()(source, target, **masks) for source in ([3, 1, 4, 0], [3, 1, 4, 2]))
+    padded, other = one.encoder, two.encoder
     # The mask of 004 hides column 3 and leaves row 3: a padded query attends to the tokens, and computes something.
     weights = np.asarray(padded.self_attention)
     assert not weights[..., 3].any()
     np.testing.assert_allclose(weights[..., 3, :3].sum(-1), np.ones(weights.shape[:3]), rtol=1e-12)
     assert np.abs(np.asarray(padded.hidden)[-1, 0, 3] - np.asarray(other.hidden)[-1, 0, 3]).max() > 1e-3
     # Nothing reads it: whatever stands at the padding, the logits are the same to the bit.
-    np.testing.assert_array_equal(outputs[0].logits, outputs[1].logits)
+    np.testing.assert_array_equal(one.logits, two.logits)
 
 
 def test_the_loss_ignores_padded_targets():

@@ -1,12 +1,9 @@
 """The example of a port: its workflow does what its files need, and its test is green."""
 
 import json
-import os
 import re
 import shlex
 import shutil
-import subprocess
-import sys
 from importlib import import_module
 from pathlib import Path
 
@@ -17,6 +14,7 @@ import yaml
 import parity
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
+from parity_tests.test_plugin import run_pytest
 
 ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "port"
@@ -35,14 +33,7 @@ def test_the_workflow_runs_the_test_and_keeps_its_report(tmp_path):
     assert program == "pytest"
     project = tmp_path / "port"
     shutil.copytree(EXAMPLE, project, ignore=shutil.ignore_patterns("__pycache__", "parity-report"))
-    done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-p", "no:parity", "-p", "parity.plugin", *arguments],
-        cwd=project,
-        env=os.environ | {"PYTHONPATH": str(ROOT), "GITHUB_STEP_SUMMARY": str(tmp_path / "summary.md")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = run_pytest(project, *arguments, GITHUB_STEP_SUMMARY=str(tmp_path / "summary.md"))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "GREEN: 5 figures" in done.stdout
     assert (tmp_path / "summary.md").read_text().startswith("## Parity: GREEN\n")
@@ -50,9 +41,8 @@ def test_the_workflow_runs_the_test_and_keeps_its_report(tmp_path):
     assert json.loads((project / upload["path"] / "parity.json").read_text())["verdict"] == "green"
 
 
-def test_the_documents_say_how_to_use_two_machines(tmp_path, monkeypatch):
+def test_the_documents_say_how_to_use_two_machines(own_folder, monkeypatch):
     """Their two lines, on the example's sides."""
-    monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(EXAMPLE)
     port, reference = import_module("port"), import_module("reference")
     module, x = reference.Block(), np.random.default_rng(0).standard_normal((8, 16))
@@ -63,7 +53,7 @@ def test_the_documents_say_how_to_use_two_machines(tmp_path, monkeypatch):
     with jax.numpy_rank_promotion("allow"):  # as users have it
         for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
             exec(compile(code, "docs/parity-howto.md", "exec"), names)
-    assert (tmp_path / "block.capsule" / "capsule.json").exists()
+    assert Path("block.capsule/capsule.json").exists()
 
 
 def test_actions_are_those_of_our_own_workflow():

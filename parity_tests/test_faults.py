@@ -45,10 +45,12 @@ from parity_tests import test_draws as draws
 from parity_tests import test_heads as heads
 from parity_tests import test_initialisation as initialisation
 from parity_tests import test_relative_positions as relative
+from parity_tests.depth import deep
 from parity_tests.family_faults import GEMMA
 from parity_tests.faults import Fault, changed_weight, planted_in
 from parity_tests.generation import drivable, huggingface_generate
 from parity_tests.mask_faults import TEXT, blocks_of_four
+from parity_tests.pairs import random_pair
 from parity_tests.quiet_faults import KERNELS_BAR, kernels_on_a_cpu
 from parity_tests.small_configs import MASKED, MASKED_LENGTHS, TWO_STACKS, of_one_length
 from parity_tests.test_decoding import (
@@ -60,7 +62,7 @@ from parity_tests.test_decoding import (
     differing,
     model_of,
     of_cache,
-    stepwise,
+    reader,
     uneven_prompts,
 )
 from parity_tests.test_models import inputs, narrow_sample, norms
@@ -96,7 +98,7 @@ def of_both(config, ours, theirs):
 
 @cache
 def two_stacks():
-    return Pair(TWO_STACKS, weights_for(TWO_STACKS, 0.02))
+    return random_pair(TWO_STACKS, 0.02)
 
 
 def plant(fault):
@@ -139,7 +141,7 @@ def training_pair():
     settings = {"clip_norm": 0.05, "weight_decay": 0.1, "beta1": 0.8, "eps": 1e-7}
     optimizer = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, **settings)
     training = TrainingConfig(steps=50, batch_size=4, accumulation=2, loss=LossConfig(label_smoothing=0.1))
-    return TrainingPair(TRAINED, weights_for(TRAINED, 0.02), optimizer, training)
+    return TrainingPair(TRAINED, 0.02, optimizer, training)
 
 
 @cache
@@ -166,10 +168,10 @@ def judge_our_training():
 
 def judge_trajectory():
     optimizer, training = OptimizerConfig(learning_rate=3e-4, warmup_steps=10), TrainingConfig(steps=100)
-    steps, weights = batches(TRAINED, 100), weights_for(TRAINED, 0.02)
+    steps = batches(TRAINED, 100)
 
     def pair(dtype):
-        return TrainingPair(TRAINED, weights, optimizer, training, dtype, optimised=False)
+        return TrainingPair(TRAINED, 0.02, optimizer, training, dtype)
 
     truth, theirs = (pair(dtype).follow_torch(steps, []).losses for dtype in ("float64", "float32"))
 
@@ -182,7 +184,7 @@ def judge_trajectory():
 
 def judge_dropout():
     config = replace(TRAINED, dropout=DropoutConfig(residual=0.1))
-    models = Pair(config, weights_for(config, 0.02), dropout_seed=0)
+    models = random_pair(config, 0.02, dropout_seed=0)
     batch = batch_for(config, "none")
     ours = models.run_jax(batch).outputs
 
@@ -196,15 +198,14 @@ def judge_dropout():
 def judge_blocks():
     """Attention in blocks of queries, over four of them."""
     config = CONFIGS["switches-decoder-only"]
-    return judge_library(Pair(config, weights_for(config, 0.2)), batch_for(config, "none", lengths=Lengths(2, 15)))
+    return judge_library(random_pair(config), batch_for(config, "none", lengths=Lengths(2, 15)))
 
 
 def ask_quality(gate, name, allowed, cases):
     """Gate 3 or 4."""
-    dtype = "float32" if allowed is FLOAT32 else "bfloat16"
-    start = weights_for(CONFIGS[name], 0.02)
-    exact = Pair(CONFIGS[name], start)
-    narrow = Pair(CONFIGS[name], start, dtype, optimised=dtype == "float32")
+    optimised = allowed is FLOAT32
+    given = CONFIGS[name], weights_for(CONFIGS[name], 0.02)
+    exact, narrow = Pair(*given), Pair(*given, "float32" if optimised else "bfloat16", optimised=optimised)
     samples = [narrow_sample(exact, narrow, *case) for case in cases]
     return [quality(gate, samples, allowed)], let_pass(samples[0].ours, samples[0].theirs)
 
@@ -254,7 +255,7 @@ def judge_decoding():
 
 def cached(net, params, batch):
     """Gate 8 of a cache, which is filled with three tokens first."""
-    return of_cache(*stepwise(net, params, batch, first=3))
+    return of_cache(*reader(net)(params, batch, first=3))
 
 
 def judge_gemma():
@@ -278,7 +279,7 @@ def judge_weights():
 
 def masked(judge, kind):
     config, batch = MASKED[kind]
-    return judge(Pair(config, weights_for(config, 0.2)), batch())
+    return judge(random_pair(config), batch())
 
 
 JUDGES_OF_MASKS = {kind: partial(masked, judge_library, kind) for kind in MASKED}
@@ -330,7 +331,7 @@ def judge_ours_relative():
 
 
 def judge_forward_draws():
-    models = Pair(draws.SMALL, weights_for(draws.SMALL, 0.2), dropout_seed=0)
+    models = random_pair(draws.SMALL, dropout_seed=0)
     return judge_library(models, batch_for(draws.SMALL, "none"), "7 dropout")
 
 
@@ -341,7 +342,7 @@ def judge_step_draws():
     steps = [batch_for(config, "none", lengths=Lengths(batch=4, source=5))] * training.steps
 
     def ask():
-        pair = TrainingPair(config, weights_for(config, 0.2), OptimizerConfig(), training)
+        pair = TrainingPair(config, 0.2, OptimizerConfig(), training)
         return [pair.follow("7 dropout", steps)[1]]
 
     return ask
@@ -405,7 +406,7 @@ def judge_accumulation():
 def judge_held_out():
     """Batches of very different numbers of labels, and capped logits, against PyTorch's loss of every token."""
     config = replace(CONFIGS["gpt2"], logit_cap=2.0)
-    pair = Pair(config, weights_for(config, 0.2))
+    pair = random_pair(config)
     held_out = [batch_for(config, "right", seed) for seed in (1, 2)]
     held_out[1]["labels"][:, 1:] = -100
     held_out[0]["labels"][0, 0] = held_out[1]["labels"][0, 0] = 3
@@ -439,45 +440,50 @@ GROUPED = [
     for groups in (2, 3)
 ]
 BY_FIRST_LOSS = random_faults.NARROW_TABLES._replace(name="init: tables at 0.02, by the first loss")
-TABLE = [
-    # Where the faults are planted, what judges them, and the faults.
-    ("reference", judge_two_stacks, [*faults.MODEL, *(Fault(name, nullcontext) for name in faults.WEIGHTS)]),
-    ("reference", judge_training, faults.TRAINING),
-    ("library", judge_our_training, library_faults.LIBRARY_TRAINING),
-    ("library", judge_trajectory, [library_faults.COARSE_MOMENT]),
-    ("reference", judge_dropout, [faults.DROPOUT]),
-    ("library", judge_blocks, library_faults.BLOCKS),
-    ("library", judge_float32, [library_faults.ONE_PASS]),
-    ("library", judge_softmax, [library_faults.NARROW_SOFTMAX]),
-    ("library", judge_angles, [library_faults.NARROW_ANGLES]),
-    ("library", judge_parts, library_faults.NARROW_PARTS),
-    ("library", judge_decoding, library_faults.DECODING),
-    ("library", judge_beams, library_faults.BEAMS),
-    ("library", judge_gemma, mask_faults.CACHED),
-    *(
-        ("library", partial(judge_choice, settings), [fault])
-        for settings, fault in zip(SETTINGS, library_faults.CHOICES, strict=False)
-    ),
-    ("library", judge_successive, [library_faults.SAME_NUMBER]),
-    ("library", judge_weights, [library_faults.THROUGH_FLOAT16]),
-    *(("library", JUDGES_OF_MASKS[kind], [fault]) for kind, fault in mask_faults.MASKS),
-    ("reference", partial(masked, judge_reference, TEXT), [mask_faults.REFERENCE]),
-    ("library", judge_cudnn, mask_faults.CUDNN),
-    *(("reference", partial(judge_head, name), given) for name, given in heads.FAULTS.items()),
-    *(("reference", make, family_faults.FAULTS[config]) for config, make in FAMILIES.items()),
-    ("library", judge_ours_relative, position_faults.LIBRARY),
-    ("reference", judge_relative, position_faults.REFERENCE),
-    ("library", judge_relative_cache, [position_faults.CACHED]),
-    ("library", judge_draws, random_faults.DRAWS),
-    ("library", judge_forward_draws, random_faults.FORWARD_DRAWS),
-    ("library", judge_step_draws, random_faults.STEP_DRAWS),
-    ("library", partial(judge_fresh, "gpt2"), random_faults.INITIALISATION[:1]),
-    ("library", partial(judge_fresh, "vaswani-base"), random_faults.INITIALISATION[1:]),
-    ("library", judge_first_loss, [BY_FIRST_LOSS]),
-    *(("library", make, [fault]) for fault, make in GROUPED),
-    ("library", judge_accumulation, [quiet_faults.ACCUMULATED]),
-    ("library", judge_held_out, quiet_faults.HELD_OUT),
-]
+CHOICES = zip(SETTINGS, library_faults.CHOICES, strict=False)
+TABLE = {
+    "reference": [
+        (judge_two_stacks, [*faults.MODEL, *(Fault(name, nullcontext) for name in faults.WEIGHTS)]),
+        (judge_training, faults.TRAINING),
+        (judge_dropout, [faults.DROPOUT]),
+        (partial(masked, judge_reference, TEXT), [mask_faults.REFERENCE]),
+        *((partial(judge_head, name), given) for name, given in heads.FAULTS.items()),
+        *((make, family_faults.FAULTS[config]) for config, make in FAMILIES.items()),
+        (judge_relative, position_faults.REFERENCE),
+    ],
+    "library": [
+        (judge_our_training, library_faults.LIBRARY_TRAINING),
+        (judge_trajectory, [library_faults.COARSE_MOMENT]),
+        (judge_blocks, library_faults.BLOCKS),
+        (judge_float32, [library_faults.ONE_PASS]),
+        (judge_softmax, [library_faults.NARROW_SOFTMAX]),
+        (judge_angles, [library_faults.NARROW_ANGLES]),
+        (judge_parts, library_faults.NARROW_PARTS),
+        (judge_decoding, library_faults.DECODING),
+        (judge_beams, library_faults.BEAMS),
+        (judge_gemma, mask_faults.CACHED),
+        *(
+            (partial(judge_choice, setting), [fault])
+            for setting, fault in zip(SETTINGS, library_faults.CHOICES, strict=False)
+        ),
+        (judge_successive, [library_faults.SAME_NUMBER]),
+        (judge_weights, [library_faults.THROUGH_FLOAT16]),
+        *((JUDGES_OF_MASKS[kind], [fault]) for kind, fault in mask_faults.MASKS),
+        (judge_cudnn, mask_faults.CUDNN),
+        (judge_ours_relative, position_faults.LIBRARY),
+        (judge_relative_cache, [position_faults.CACHED]),
+        (judge_draws, random_faults.DRAWS),
+        (judge_forward_draws, random_faults.FORWARD_DRAWS),
+        (judge_step_draws, random_faults.STEP_DRAWS),
+        (partial(judge_fresh, "gpt2"), random_faults.INITIALISATION[:1]),
+        (partial(judge_fresh, "vaswani-base"), random_faults.INITIALISATION[1:]),
+        (judge_first_loss, [BY_FIRST_LOSS]),
+        *((make, [fault]) for fault, make in GROUPED),
+        (judge_accumulation, [quiet_faults.ACCUMULATED]),
+        (judge_held_out, quiet_faults.HELD_OUT),
+    ],
+}
+"""Where faults are planted -> what judges them, and the faults."""
 DEEP = (*position_faults.LIBRARY, position_faults.CACHED)
 
 
@@ -510,8 +516,9 @@ def test_without_a_fault_the_gates_are_green(make):
 @pytest.mark.parametrize(
     ("planted", "make", "fault"),
     [
-        pytest.param(planted, make, fault, id=fault.name, marks=[pytest.mark.deep] if fault in DEEP else [])
-        for planted, make, given in TABLE
+        (deep if fault in DEEP else pytest.param)(planted, make, fault, id=fault.name)
+        for planted, rows in TABLE.items()
+        for make, given in rows
         for fault in given
     ],
 )

@@ -15,12 +15,13 @@ from parity.differ.alignment import match
 from parity.differ.kinds import masked_apart
 from parity.differ.substitution import Experiments
 from parity.differ.values import Value, Values
+from parity_tests.small_modules import Module, numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 GRID = np.arange(36.0).reshape(6, 6) / 7
 LABELS = np.array([-1, 3, 0, 2, -1, 4])
 MASK = np.where(np.arange(6) < np.array([[[4]], [[5]]]), 0.0, -1e9)
-NUMBERS = np.random.default_rng(3).standard_normal((6, 6))
+NUMBERS = numbers(6, 6, seed=3)
 WEIGHTS = {
     "up": "up.weight",
     "down": "down.weight",
@@ -30,7 +31,7 @@ WEIGHTS = {
 }
 
 
-class Module(nn.Module):
+class Between(nn.Module):
     """Two products with something between them."""
 
     def __init__(self, between):
@@ -55,9 +56,9 @@ def ours(between, p, x):
     return jnp.tanh(h @ p["down"].T) + x
 
 
-def normalise(p, h, eps=1e-5):
+def normalise(p, h):
     centred = h - h.mean(-1, keepdims=True)
-    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + eps) * p["scale"] + p["bias"]
+    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
 
 
 def same(_, x, h):
@@ -203,13 +204,19 @@ CASES = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", CASES)
-def test_what_one_side_does_alone_is_said(name):
-    mine, their, said = CASES[name]
-    found = first_difference(partial(ours, mine), Module(their), WEIGHTS, {"x": NUMBERS}, backward=False)
-    assert found
-    assert found.kind is not None
-    assert said in found.kind, str(found)
+def asked(mine, their, *, backward=False):
+    """What parts two sides with these between their products."""
+    return first_difference(partial(ours, mine), Between(their), WEIGHTS, {"x": NUMBERS}, backward=backward)
+
+
+def normed_there(m, x, h):
+    return m.norm(h)
+
+
+@pytest.mark.parametrize(("mine", "their", "said"), CASES.values(), ids=CASES)
+def test_what_one_side_does_alone_is_said(mine, their, said):
+    found = asked(mine, their)
+    assert said in found.kind
     assert found.sure
 
 
@@ -220,11 +227,9 @@ def test_what_agrees_for_one_step_alone_shows_nothing():
         centred = h - h.mean(-1, keepdims=True)
         return centred / (jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True)) + 1e-5) * p["scale"] + p["bias"]
 
-    found = first_difference(
-        partial(ours, outside), Module(lambda m, x, h: m.norm(h)), WEIGHTS, [NUMBERS], backward=False
-    )
+    found = asked(outside, normed_there)
     assert found
-    assert "without it" not in (found.kind or ""), str(found)
+    assert "without it" not in (found.kind or "")
 
 
 def test_what_counts_as_equal_in_a_search_does_so_in_its_experiments():
@@ -243,33 +248,29 @@ def test_the_other_sign_is_named_at_the_factor_that_has_it():
         inverse = p["scale"] / jnp.sqrt(h.var(-1, keepdims=True) + 1e-5)
         return inverse * (h.mean(-1, keepdims=True) - h) + p["bias"]
 
-    found = first_difference(
-        partial(ours, turned), Module(lambda m, x, h: m.norm(h)), WEIGHTS, [NUMBERS], backward=False
-    )
-    assert found.kind == "ours has the other sign", str(found)
-    assert found.ours.source.startswith("return inverse"), str(found)
+    found = asked(turned, normed_there)
+    assert found.kind == "ours has the other sign"
+    assert found.ours.source.startswith("return inverse")
 
 
 def test_a_formula_in_another_arrangement_is_not_taken_for_the_fault_behind_it():
     """Theirs scales both factors, so that our product has no equal in a right port either."""
 
     def scaled(p, x, h, by):
-        scores = h @ x
-        return by(scores)
+        return by(h @ x)
 
     def scaled_there(m, x, h):
         return (h / 6**0.25) @ (x / 6**0.25)
 
     right, wrong = (partial(scaled, by=by) for by in (lambda y: y / 6**0.5, lambda y: 6**0.5 / y))
-    assert not first_difference(partial(ours, right), Module(scaled_there), WEIGHTS, [NUMBERS])
-    found = first_difference(partial(ours, wrong), Module(scaled_there), WEIGHTS, [NUMBERS], backward=False)
-    assert found.ours.source.startswith("right, wrong = "), str(found)
+    assert not asked(right, scaled_there, backward=True)
+    assert asked(wrong, scaled_there).ours.source.startswith("right, wrong = ")
 
 
 def test_what_the_other_side_computes_elsewhere_is_no_place():
     """Ours returns a row that theirs returns as well, and has no use for another one."""
 
-    class Rows(Module):
+    class Rows(Between):
         def forward(self, x):
             h = self.up(x)
             return {"first": h[0], "rest": h[1]}
@@ -279,17 +280,16 @@ def test_what_the_other_side_computes_elsewhere_is_no_place():
         return {"first": h[0], "rest": h[0]}
 
     found = first_difference(rows, Rows(same), WEIGHTS, {"x": NUMBERS}, backward=False)
-    assert found.ours.source == 'return {"first": h[0], "rest": h[0]}', str(found)
+    assert found.ours.source == 'return {"first": h[0], "rest": h[0]}'
 
 
 def test_a_gradient_that_is_cut_behind_an_activation_is_named_where_it_is_cut():
     def cut(p, x, h):
         h = jax.lax.stop_gradient(h)
-        h = jnp.tanh(h)
-        return h @ p["up"].T
+        return jnp.tanh(h) @ p["up"].T
 
-    found = first_difference(partial(ours, cut), Module(lambda m, x, h: m.up(torch.tanh(h))), WEIGHTS, [NUMBERS])
-    assert found.ours.source == "h = jax.lax.stop_gradient(h)", str(found)
+    found = asked(cut, lambda m, x, h: m.up(torch.tanh(h)), backward=True)
+    assert found.ours.source == "h = jax.lax.stop_gradient(h)"
     assert found.sure
 
 
@@ -318,15 +318,15 @@ def test_a_gradient_that_is_cut_in_layers_of_the_same_lines_is_named_where_it_is
             h = h + torch.tanh(h) @ layer.weight.T
         return m.norm(h)
 
-    found = first_difference(partial(ours, layers), Module(layers_there), WEIGHTS, [NUMBERS])
-    assert found.ours.source == line, str(found)
+    found = asked(layers, layers_there, backward=True)
+    assert found.ours.source == line
     assert found.sure
 
 
 @pytest.mark.parametrize("scale", [1e-3, 1.0, 1e3])
 def test_right_ports_stay_the_same(scale):
-    module = Module(lambda m, x, h: m.norm(h))
-    assert not first_difference(partial(ours, lambda p, x, h: normalise(p, h)), module, WEIGHTS, [scale * NUMBERS])
+    right = partial(ours, lambda p, x, h: normalise(p, h))
+    assert not first_difference(right, Between(normed_there), WEIGHTS, [scale * NUMBERS])
 
 
 @pytest.mark.parametrize(("length", "told"), [(12, True), (500, False)])
@@ -335,17 +335,12 @@ def test_a_batch_too_short_for_angles_is_said(length, told):
         angles = jnp.arange(x.shape[0])[:, None] / 100.0 ** (jnp.arange(6) / 6)
         return x @ p["up"].T * jnp.cos(angles)
 
-    class Rotated(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.up = nn.Linear(6, 6, bias=False)
+    def rotated(self, x):
+        return self.up(x) * torch.cos(torch.arange(len(x))[:, None] / 100.0 ** (torch.arange(6) / 6))
 
-        def forward(self, x):
-            return self.up(x) * torch.cos(torch.arange(len(x))[:, None] / 100.0 ** (torch.arange(6) / 6))
-
-    x = np.random.default_rng(0).standard_normal((length, 6))
-    found = first_difference(ours, Rotated(), {"up": "up.weight"}, [x])
-    assert not found, str(found)
+    theirs = Module(rotated, up=lambda: nn.Linear(6, 6, bias=False))
+    found = first_difference(ours, theirs, {"up": "up.weight"}, [numbers(length, 6)])
+    assert not found
     assert ("positions: 12, and angles part further on: give 500 or more" in str(found)) == told
 
 
@@ -359,9 +354,9 @@ def test_scaling_at_another_place_is_not_sure_to_be_what_parts_them():
     def scaled_there(m, x, h):
         return (torch.tanh(x) * 3**-0.5) @ (m.norm(h).square() * 3**-0.5).T
 
-    found = first_difference(partial(ours, scaled), Module(scaled_there), WEIGHTS, [NUMBERS], backward=False)
+    found = asked(scaled, scaled_there)
     assert found
-    assert not found.sure or "tanh" not in found.ours.source, str(found)
+    assert not found.sure or "tanh" not in found.ours.source
 
 
 def test_a_side_that_masks_everything_is_not_said_to_mask_nothing():
@@ -373,8 +368,7 @@ def test_a_side_that_masks_everything_is_not_said_to_mask_nothing():
     def causal(m, x, h):
         return torch.softmax(h @ x.T + torch.full((6, 6), -3e38).triu(1), -1) @ h
 
-    found = first_difference(partial(ours, blind), Module(causal), WEIGHTS, [NUMBERS], backward=False)
-    assert found
+    found = asked(blind, causal)
     assert found.kind == "the mask differs at 21 of 36 places: only ours masks key 0 from query 0, for example"
 
 
@@ -396,11 +390,11 @@ def test_a_table_is_followed_to_where_it_begins_to_differ():
         return torch.softmax(h @ x.T + m.positions(bucket).mean(-1), -1) @ h
 
     right, wrong = (partial(bucketed, behind=by) for by in (lambda away: away > 0, lambda away: away >= 0))
-    assert not first_difference(partial(ours, right), Module(bucketed_there), WEIGHTS, [NUMBERS])
-    found = first_difference(partial(ours, wrong), Module(bucketed_there), WEIGHTS, [NUMBERS], backward=False)
-    assert found.sure, str(found)
-    assert found.ours.source.startswith("right, wrong = "), str(found)
-    assert found.theirs.source == "half = away > 0", str(found)
+    assert not asked(right, bucketed_there, backward=True)
+    found = asked(wrong, bucketed_there)
+    assert found.sure
+    assert found.ours.source.startswith("right, wrong = ")
+    assert found.theirs.source == "half = away > 0"
 
 
 def test_a_table_of_two_numbers_does_not_agree_by_having_two():
@@ -417,9 +411,9 @@ def test_a_table_of_two_numbers_does_not_agree_by_having_two():
         angles = torch.cat((angles, angles, angles), -1)
         return h * angles.cos() + h.flip(-1) * angles.sin()
 
-    found = first_difference(partial(ours, turned), Module(turned_there), WEIGHTS, [NUMBERS], backward=False)
-    assert found.sure, str(found)
-    assert found.ours.source.startswith("frequencies = "), str(found)
+    found = asked(turned, turned_there)
+    assert found.sure
+    assert found.ours.source.startswith("frequencies = ")
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -444,8 +438,7 @@ def test_a_part_that_is_masked_is_not_taken_for_one_that_is_not():
         mask[1, 0, 5] = torch.finfo(torch.float64).min
         return (torch.softmax(h @ x.T + (m.positions.weight + mask), -1) @ h).sum(0)
 
-    found = first_difference(partial(ours, attend), Module(attend_there), WEIGHTS, [NUMBERS], backward=False)
-    assert found.kind == "only theirs masks here, ours does not", str(found)
+    assert asked(attend, attend_there).kind == "only theirs masks here, ours does not"
 
 
 class Tokens(nn.Module):

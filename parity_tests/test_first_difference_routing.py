@@ -2,17 +2,17 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from torch import nn
 from torch.nn import functional as F
 
 from parity import first_difference
+from parity_tests.small_modules import numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 EXPERTS, WIDTH, HIDDEN, CHOSEN = 4, 8, 16, 2
-X = np.random.default_rng(0).standard_normal((2, 9, WIDTH))
+X = numbers(2, 9, WIDTH)
 WEIGHTS = {
     "gate": ("gate.weight", "o i -> i o"),
     "up": "up",
@@ -71,8 +71,12 @@ def ours(fault=""):
     return forward
 
 
+def asked(ours):
+    return first_difference(ours, Experts(), WEIGHTS, [X])
+
+
 def test_sorting_and_masks_are_the_same():
-    assert not first_difference(ours(), Experts(), WEIGHTS, [X])
+    assert not asked(ours())
 
 
 @pytest.mark.parametrize(
@@ -86,17 +90,17 @@ def test_sorting_and_masks_are_the_same():
     ],
 )
 def test_a_fault_among_experts_is_found(fault, line, their_line, kind):
-    found = first_difference(ours(fault), Experts(), WEIGHTS, [X])
-    assert line in found.ours.source, str(found)
-    assert their_line in found.theirs.source, str(found)
-    assert kind in (found.kind or ""), str(found)
+    found = asked(ours(fault))
+    assert line in found.ours.source
+    assert their_line in found.theirs.source
+    assert kind in (found.kind or "")
 
 
 def test_what_is_stopped_within_the_choice_of_experts_is_no_cut():
     """The maximum in the softmax of the scores has no gradient on either side."""
-    found = first_difference(ours("detached"), Experts(), WEIGHTS, [X])
+    found = asked(ours("detached"))
     assert found.stage == "backward"
-    assert not found.sure or "stop_gradient" in found.ours.source, str(found)
+    assert not found.sure or "stop_gradient" in found.ours.source
 
 
 def test_whole_numbers_are_never_sure():
@@ -105,6 +109,6 @@ def test_whole_numbers_are_never_sure():
     def other(p, x):
         return ours()(p, x[:, ::-1] * 1.5)
 
-    found = first_difference(other, Experts(), WEIGHTS, [X])
+    found = asked(other)
     assert "int" not in found.ours.dtype
-    assert "x[:, ::-1] * 1.5" in found.ours.source, str(found)
+    assert "x[:, ::-1] * 1.5" in found.ours.source

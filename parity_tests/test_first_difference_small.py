@@ -16,30 +16,23 @@ from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 
 from parity import ParityError, check_parity, first_difference, match_weights
+from parity_tests.matched import linear_shapes, shape
+from parity_tests.small_modules import Module, numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
-
-
-class Module(nn.Module):
-    """A module of these parts, with random weights that are always the same, whose forward pass is a function of it."""
-
-    def __init__(self, forward, **parts):
-        super().__init__()
-        torch.manual_seed(0)
-        for name, make in parts.items():
-            setattr(self, name, make())
-        self._run = forward
-
-    def forward(self, x):
-        return self._run(self, x)
 
 
 def linear(width=3):
     return nn.Linear(4, width)
 
 
-NUMBERS = np.random.default_rng(1).standard_normal((5, 4))
+NUMBERS = numbers(5, 4, seed=1)
 LINEAR = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
+
+
+def asked(ours, theirs, weights=LINEAR, **options):
+    """Where they part on the numbers of this file."""
+    return first_difference(ours, theirs, weights, [NUMBERS], **options)
 
 
 @pytest.mark.parametrize(
@@ -55,7 +48,7 @@ def test_a_step_within_an_activation_is_not_taken_for_it(theirs):
     weights = {"kernel": ("up.weight", "o i -> i o"), "bias": "up.bias", "down": "down.weight"}
     module = Module(forward, up=lambda: linear(8), down=lambda: nn.Linear(8, 3, bias=False))
     said = "another activation: GELU (tanh) in ours, SiLU in theirs" if theirs is F.silu else None
-    assert first_difference(ours, module, weights, [NUMBERS]).kind == said
+    assert asked(ours, module, weights).kind == said
 
 
 def test_experts_in_one_product_and_one_by_one():
@@ -68,12 +61,12 @@ def test_experts_in_one_product_and_one_by_one():
     weights = {"kernel": ("experts.{layer}.weight", "o i -> i o"), "bias": "experts.{layer}.bias"}
 
     def batched(p, x, power=1):
-        hidden = jnp.tanh(jnp.einsum("td,edh->eth", x, p["kernel"]) + p["bias"][:, None])
+        hidden = jnp.tanh(x @ p["kernel"] + p["bias"][:, None])
         hidden = hidden**power
         return hidden[0] - 2 * hidden[1] + hidden[2]
 
-    assert not first_difference(batched, theirs, weights, [NUMBERS])
-    found = first_difference(partial(batched, power=3), theirs, weights, [NUMBERS])
+    assert not asked(batched, theirs, weights)
+    found = asked(partial(batched, power=3), theirs, weights)
     assert found.ours.source == "hidden = hidden**power"
     assert found.kind == "ours applies integer_pow here, theirs goes on as without it"
 
@@ -85,7 +78,7 @@ def test_a_mask_of_a_large_negative_number_hides_nothing():
         scores = x @ p["kernel"] + p["bias"][::-1]
         return jax.nn.softmax(jnp.where(jnp.arange(6) % 2 == 1, -1e9, scores))
 
-    found = first_difference(ours, theirs, LINEAR, [NUMBERS])
+    found = asked(ours, theirs)
     assert found.ours.source == 'scores = x @ p["kernel"] + p["bias"][::-1]'
 
 
@@ -94,11 +87,10 @@ def test_what_is_not_compared_is_said():
         return {"y": self.linear(x), "ids": self.linear(x).argmax(-1), "z": x}
 
     theirs = Module(forward, linear=linear)
-    found = first_difference(lambda p, x: {"y": x @ p["kernel"] + p["bias"]}, theirs, LINEAR, [NUMBERS])
+    found = asked(lambda p, x: {"y": x @ p["kernel"] + p["bias"]}, theirs)
     assert not found
     assert str(found).endswith("the same (not compared: ids, z)")
-    found = first_difference(lambda p, x: {"y": x @ p["kernel"]}, theirs, LINEAR, [NUMBERS])
-    assert found
+    found = asked(lambda p, x: {"y": x @ p["kernel"]}, theirs)
     assert "\n  not compared: ids, z\n" in str(found)
     assert "not compared: ids, z" in found.as_html()
 
@@ -143,9 +135,8 @@ def test_nested_outputs_are_compared_by_all_three(packed):
         "bias_ih": "lstm.bias_ih_l0",
         "bias_hh": "lstm.bias_hh_l0",
     }
-    sizes = {"ih": (4, 12), "hh": (3, 12), "bias_ih": (12,), "bias_hh": (12,)}
-    shapes = {name: jax.ShapeDtypeStruct(size, jnp.float32) for name, size in sizes.items()}
-    inputs = [np.random.default_rng(0).standard_normal((2, 5, 4))]
+    shapes = {"ih": shape(4, 12), "hh": shape(3, 12), "bias_ih": shape(12), "bias_hh": shape(12)}
+    inputs = [numbers(2, 5, 4)]
     state = "1" if packed == "tuple" else "state"
 
     found = first_difference(ours, theirs, weights, inputs)
@@ -174,34 +165,30 @@ def test_nested_outputs_are_compared_by_all_three(packed):
             check_parity(alone, theirs, weights, inputs, gates=["1"], explain=False)
 
 
-class Door(nn.Module):
-    """Takes all that a model may be given."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = linear()
-
-    def forward(self, x, mask=None, state=None, act="tanh", times=2, key=None, encoded=None, rotation=None):
-        y = self.linear(x) * times
-        y = y if mask is None else y * mask["mask"][0]
-        y = y if state is None else y + state[0]
-        y = y if encoded is None else y + encoded.last_hidden_state
-        y = y if rotation is None else y * rotation.real
-        return BaseModelOutput(last_hidden_state=getattr(torch, act)(y), hidden_states=(y, y))
-
-
-def through_the_door(p, x, mask=None, state=None, act="tanh", times=2, key=None, encoded=None, rotation=None):
-    y = (x @ p["kernel"] + p["bias"]) * times
+def entered(y, mask=None, state=None, encoded=None, rotation=None, times=2):
+    """What both sides of a door do with all that a model may be given, beside what it is called with."""
+    y = y * times
     y = y if mask is None else y * mask["mask"][0]
     y = y if state is None else y + state[0]
-    y = y if key is None else y + 0 * jax.random.normal(key, y.shape)
     y = y if encoded is None else y + encoded.last_hidden_state
-    y = y if rotation is None else y * rotation.real
+    return y if rotation is None else y * rotation.real
+
+
+def door():
+    def forward(self, x, mask=None, state=None, act="tanh", key=None, **others):
+        y = entered(self.linear(x), mask, state, **others)
+        return BaseModelOutput(last_hidden_state=getattr(torch, act)(y), hidden_states=(y, y))
+
+    return Module(forward, linear=linear)
+
+
+def through_the_door(p, x, mask=None, state=None, act="tanh", key=None, **others):
+    y = entered(x @ p["kernel"] + p["bias"], mask, state, **others)
+    y = y if key is None else y + 0 * jax.random.normal(key, y.shape)
     return {"last_hidden_state": getattr(jnp, act)(y), "hidden_states": (y, y), "extra": (None, act)}
 
 
-THREE = np.random.default_rng(2).standard_normal((5, 3))
+THREE = numbers(5, 3, seed=2)
 GIVEN = {
     "None": [NUMBERS, None],
     "nested": [NUMBERS.astype(np.float32), {"mask": [THREE, None]}, (torch.tensor(THREE, requires_grad=True), None)],
@@ -211,11 +198,10 @@ GIVEN = {
     "ModelOutput": {"x": NUMBERS, "encoded": BaseModelOutput(last_hidden_state=torch.tensor(THREE))},
     "complex": {"x": NUMBERS, "rotation": np.exp(1j * THREE)},
 }
-SHAPED = {"kernel": jax.ShapeDtypeStruct((4, 3), jnp.float32), "bias": jax.ShapeDtypeStruct((3,), jnp.float32)}
 ALL_THREE = {
-    "check": lambda inputs: check_parity(through_the_door, Door(), LINEAR, inputs, gates=["1", "2"]),
-    "first": lambda inputs: first_difference(through_the_door, Door(), LINEAR, inputs),
-    "match": lambda inputs: match_weights(SHAPED, Door(), ours=through_the_door, inputs=inputs),
+    "check": lambda inputs: check_parity(through_the_door, door(), LINEAR, inputs, gates=["1", "2"]),
+    "first": lambda inputs: first_difference(through_the_door, door(), LINEAR, inputs),
+    "match": lambda inputs: match_weights(linear_shapes(4, 3), door(), ours=through_the_door, inputs=inputs),
 }
 
 
@@ -263,7 +249,7 @@ LINE = f"{Path(__file__).name}:{norm_and_gelu.__code__.co_firstlineno + 3}"
     ],
 )
 def test_what_is_accepted_is_passed_and_named(changed, ignore, behind):
-    found = first_difference(partial(norm_and_gelu, **changed), NORM_AND_GELU, LINEAR, [NUMBERS], ignore=ignore)
+    found = asked(partial(norm_and_gelu, **changed), NORM_AND_GELU, ignore=ignore)
     assert found.ours.source.startswith(behind) if behind else not found
     assert bool(found.ignored) == (LINE[:-1] not in ignore)
     assert all(line in str(found) for line in found.ignored)
@@ -274,15 +260,14 @@ def test_behind_what_never_meets_again_nothing_is_looked_for():
         return jnp.tanh(x @ p["kernel"] + p["bias"]) * 3
 
     theirs = Module(lambda self, x: torch.cos(self.linear(x)), linear=linear)
-    found = first_difference(ours, theirs, LINEAR, [NUMBERS], ignore=["ours"])
-    assert found
+    found = asked(ours, theirs, ignore=["ours"])
     assert "the two sides do not come together: the search ends here" in str(found)
 
 
 @pytest.mark.parametrize("bar", [1e-12, 1e-3])
 def test_a_bar_of_ones_own(bar):
     nearly = partial(norm_and_gelu, eps=1.0001e-5)
-    assert bool(first_difference(nearly, NORM_AND_GELU, LINEAR, [NUMBERS], bar=bar)) == (bar < 1e-6)
+    assert bool(asked(nearly, NORM_AND_GELU, bar=bar)) == (bar < 1e-6)
 
 
 def test_an_answer_names_a_place_where_each_side_computes_what_the_other_returns():
@@ -292,7 +277,7 @@ def test_an_answer_names_a_place_where_each_side_computes_what_the_other_returns
         y = x @ p["kernel"] + p["bias"]
         return {"output": jnp.tanh(y), "unused": jnp.tanh(y) - 2 * y}["output"] + 0 * (jnp.tanh(y) - 2 * y)
 
-    found = first_difference(ours, theirs, LINEAR, [NUMBERS])
+    found = asked(ours, theirs)
     assert found.ours
     assert found.theirs
 
@@ -313,23 +298,23 @@ def test_what_only_ours_trains_is_said():
 
     weights = {**LINEAR, "positions": "positions.weight"}
     said = "trained in ours alone: positions.weight"
-    found = first_difference(ours, theirs, weights, [NUMBERS])
+    found = asked(ours, theirs, weights)
     assert not found
     assert str(found).endswith(f"the same ({said})")
     assert said in found.as_html()
     assert found.as_json()["trained_alone"] == ["positions.weight"]
     optimizers = optax.sgd(1e-3), partial(torch.optim.SGD, lr=1e-3)
-    assert first_difference(ours, theirs, weights, [NUMBERS], optimizer=optimizers).notes == [said]
+    assert asked(ours, theirs, weights, optimizer=optimizers).notes == [said]
     figures = check_parity(ours, theirs, weights, [NUMBERS], gates=["1", "2"])
     assert [said in str(figure) for figure in figures] == [False, True]
     # Also beside a difference of gradients.
     halved = partial(ours, factor=0.5)
-    assert first_difference(halved, theirs, weights, [NUMBERS]).notes == [said]
+    assert asked(halved, theirs, weights).notes == [said]
     with pytest.raises(ParityError, match=said):
         check_parity(halved, theirs, weights, [NUMBERS], gates=["2"], explain=False)
 
     frozen = partial(ours, frozen=True)
-    assert not first_difference(frozen, theirs, weights, [NUMBERS]).notes
+    assert not asked(frozen, theirs, weights).notes
     assert not any(figure.note for figure in check_parity(frozen, theirs, weights, [NUMBERS], gates=["1", "2"]))
 
 
@@ -346,7 +331,7 @@ def test_parts_in_another_order_are_named_where_they_are_put_together():
         table = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)
         return jnp.tanh(x @ p["kernel"] + p["bias"] + table)
 
-    found = first_difference(ours, Module(forward, linear=lambda: linear(6)), LINEAR, [NUMBERS])
+    found = asked(ours, Module(forward, linear=lambda: linear(6)))
     assert (found.stage, found.sure, found.parameters) == ("forward", True, ())
     assert found.kind == "the same numbers in another order: along axis 1 places 0 to 5 are in another order"
     assert found.ours.source == "table = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)"
@@ -367,8 +352,8 @@ def test_code_that_reads_the_weight_of_another_layer_is_no_difference_of_weights
         return x
 
     weights = {"kernel": ("layers.{layer}.weight", "o i -> i o"), "bias": "layers.{layer}.bias"}
-    assert not first_difference(partial(ours, last=2), theirs, weights, [NUMBERS])
-    found = first_difference(ours, theirs, weights, [NUMBERS])
+    assert not asked(partial(ours, last=2), theirs, weights)
+    found = asked(ours, theirs, weights)
     # The map is right, so that the answer is a line and not a weight.
     assert (found.stage, found.sure, found.parameters) == ("forward", True, ())
     assert found.kind == "ours reads layers.1.weight, as kernel, where theirs reads layers.2.weight"
@@ -389,5 +374,4 @@ def test_scaling_at_another_place_is_not_what_is_wrong_with_scores():
     names = ("query", "key", "value")
     module = Module(forward, **dict.fromkeys(names, lambda: nn.Linear(4, 4, bias=False)))
     found = first_difference(ours, module, {name: f"{name}.weight" for name in names}, [NUMBERS], backward=False)
-    assert found
     assert found.kind == "ours applies abs here, theirs goes on as without it"

@@ -5,7 +5,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from jax.sharding import AxisType, PartitionSpec
@@ -14,9 +13,10 @@ from torch import nn
 from parity import first_difference
 from parity.differ.torch_values import values_of_torch
 from parity.islands import Float64
+from parity_tests.small_modules import numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
-X = np.random.default_rng(0).standard_normal((3, 8))
+X = numbers(3, 8)
 WEIGHTS = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
 
 
@@ -79,11 +79,15 @@ def by_custom_derivative(p, x, factor):
     return x
 
 
+def asked(ours, theirs=None, **options):
+    return first_difference(ours, Repeated() if theirs is None else theirs, WEIGHTS, [X], **options)
+
+
 @pytest.mark.parametrize("ours", [by_while, by_fori, by_scan, by_cond, by_remat, by_custom_derivative])
 def test_inner_programs_are_followed(ours):
     backward = ours is not by_while  # JAX has no reverse derivative of it
-    assert not first_difference(partial(ours, factor=1.5), Repeated(), WEIGHTS, [X], backward=backward)
-    found = first_difference(partial(ours, factor=1.4), Repeated(), WEIGHTS, [X], backward=backward)
+    assert not asked(partial(ours, factor=1.5), backward=backward)
+    found = asked(partial(ours, factor=1.4), backward=backward)
     assert found.stage == "forward"
     assert found.ours.source == "x = x * factor"
     assert found.theirs.source == "x.mul_(1.5)"
@@ -98,7 +102,7 @@ def test_what_is_written_through_a_view_is_seen():
             x = jnp.tanh(x @ p["kernel"] + p["bias"]) * 1.5
         return x
 
-    found = first_difference(without, Repeated(), WEIGHTS, [X])
+    found = asked(without)
     assert found.theirs.source == "x[:, 0] = x[:, 0] + 1"
 
 
@@ -131,14 +135,14 @@ def test_lines_of_the_module_are_named_under_float64(within):
         return by_scan(p, x, factor) + 1
 
     with nullcontext() if within else Float64():
-        assert not first_difference(partial(ours, factor=1.5), Narrow(), WEIGHTS, [X])
-        found = first_difference(partial(ours, factor=1.4), Narrow(), WEIGHTS, [X])
+        assert not asked(partial(ours, factor=1.5), Narrow())
+        found = asked(partial(ours, factor=1.4), Narrow())
     assert (found.theirs.file, found.theirs.source) == (__file__, "x.mul_(1.5)")
     assert found.sure
 
 
 def test_compiled_modules_are_looked_into():
-    assert not first_difference(partial(by_scan, factor=1.5), torch.compile(Repeated()), WEIGHTS, [X])
+    assert not asked(partial(by_scan, factor=1.5), torch.compile(Repeated()))
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])
@@ -150,7 +154,7 @@ def test_a_program_over_a_mesh_is_one_value_and_named(factor):
             x = jax.shard_map(lambda x: step(p, factor * x), mesh=mesh, in_specs=spec, out_specs=spec)(x)
         return x
 
-    found = first_difference(ours, Repeated(), WEIGHTS, [X], backward=False)
+    found = asked(ours, backward=False)
     assert bool(found) == (factor != 1)
     assert found.opaque == ("shard_map in JAX",)
     assert not found or (found.ours.operation, found.stage, found.sure) == ("shard_map", "forward", False)
@@ -159,7 +163,7 @@ def test_a_program_over_a_mesh_is_one_value_and_named(factor):
 def test_the_module_and_float32_stay_as_they_were():
     module = Repeated().train()
     before = {name: p.clone() for name, p in module.named_parameters()}
-    first_difference(partial(by_scan, factor=1.5), module, WEIGHTS, [X])
+    asked(partial(by_scan, factor=1.5), module)
     assert module.training
     assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in module.named_parameters())
     assert all(p.grad is None for p in module.parameters())

@@ -20,6 +20,8 @@ from parity_tests.oracles import ENTRIES
 from parity_tests.test_pretrained import opened, saved, stored
 from tests.refusals import refused
 
+pytestmark = pytest.mark.usefixtures("own_folder")
+FLAX, OUT = Path("flax"), Path("out")
 ROOT = Path(__file__).parents[1]
 WITH_FLAX = ("gpt2", "bert", "roberta", "distilbert", "bart", "marian", "t5", "opt", "llama", "mistral", "gemma")
 """The families that had Flax models, of those that we have, as the names of the entries begin."""
@@ -47,30 +49,31 @@ def flax_tree(oracle):
 
 def save_flax(oracle, folder):
     """Writes config.json and flax_model.msgpack."""
-    folder.mkdir(parents=True, exist_ok=True)
+    folder = Path(folder)
+    folder.mkdir()
     write_json(folder / "config.json", config_json(oracle.model))
     (folder / "flax_model.msgpack").write_bytes(flax.serialization.to_bytes(flax_tree(oracle)))
 
 
 @pytest.mark.parametrize("name", [name if name in FIRST else deep(name) for name in NAMES])
-def test_the_weights_are_those_of_pytorch(name, tmp_path, capsys):
+def test_the_weights_are_those_of_pytorch(name, capsys):
     oracle = Oracle(name, "float32")
     oracle.load(oracle.random_weights(0.2, 3))
-    save_flax(oracle, tmp_path / "flax")
-    assert from_flax.main([str(tmp_path / "flax"), str(tmp_path / "out")]) == 0
+    save_flax(oracle, FLAX)
+    assert from_flax.main(["flax", "out"]) == 0
     assert f"{type(oracle.model).__name__} of " in capsys.readouterr().out
-    theirs, ours = oracle.model.state_dict(), opened(oracle, tmp_path / "out").state_dict()
+    theirs, ours = oracle.model.state_dict(), opened(oracle, OUT).state_dict()
     # What the file holds; Marian computes its position tables.
-    for key in stored(tmp_path / "out"):
+    for key in stored(OUT):
         np.testing.assert_array_equal(ours[key].numpy(), theirs[key].numpy(), err_msg=key)
 
 
-def test_what_older_folders_hold(tmp_path, monkeypatch):
+def test_what_older_folders_hold(monkeypatch):
     """Shards with slashes in the names, arrays in pieces, a class called Flax..., the tokenizer beside them."""
-    oracle = saved("gpt2", tmp_path / "flax", dtype="float32")
-    config = read_json(tmp_path / "flax/config.json") | {"architectures": ["FlaxGPT2LMHeadModel"]}
-    write_json(tmp_path / "flax/config.json", config)
-    (tmp_path / "flax/model.safetensors").unlink()
+    oracle = saved("gpt2", FLAX, dtype="float32")
+    config = read_json(FLAX / "config.json") | {"architectures": ["FlaxGPT2LMHeadModel"]}
+    write_json(FLAX / "config.json", config)
+    (FLAX / "model.safetensors").unlink()
     flat = {"/".join(key): array for key, array in traverse_util.flatten_dict(flax_tree(oracle)).items()}
     names = sorted(flat)
     monkeypatch.setattr(flax.serialization, "MAX_CHUNK_SIZE", 1000)
@@ -79,34 +82,34 @@ def test_what_older_folders_hold(tmp_path, monkeypatch):
         file = f"flax_model-{number:05}-of-00002.msgpack"
         data = flax.serialization.to_bytes({name: flat[name] for name in part})
         assert b"__msgpack_chunked_array__" in data
-        (tmp_path / "flax" / file).write_bytes(data)
+        (FLAX / file).write_bytes(data)
         files |= dict.fromkeys(part, file)
-    write_json(tmp_path / "flax/flax_model.msgpack.index.json", {"weight_map": files})
-    assert from_flax.main([str(tmp_path / "flax"), str(tmp_path / "out"), "--max-shard-size", "60KB"]) == 0
-    assert len(list((tmp_path / "out").glob("model-*.safetensors"))) > 1
-    oracle.model.save_pretrained(tmp_path / "torch")
-    bytes_lost(stored(tmp_path / "out"), stored(tmp_path / "torch")).require()
+    write_json(FLAX / "flax_model.msgpack.index.json", {"weight_map": files})
+    assert from_flax.main(["flax", "out", "--max-shard-size", "60KB"]) == 0
+    assert len(list(OUT.glob("model-*.safetensors"))) > 1
+    oracle.model.save_pretrained("torch")
+    bytes_lost(stored(OUT), stored("torch")).require()
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja", "generation_config.json"):
-        assert (tmp_path / "out" / name).read_bytes() == (tmp_path / "flax" / name).read_bytes()
+        assert (OUT / name).read_bytes() == (FLAX / name).read_bytes()
 
 
-def packed(shape, dtype, content, kind=1):
-    """msgpack of one array as Flax writes it."""
-    array = msgpack.ExtType(kind, msgpack.packb((shape, dtype, content), use_bin_type=True))
+def packed(length, dtype="float32", kind=1):
+    """msgpack of one array as Flax writes it, of 12 bytes."""
+    array = msgpack.ExtType(kind, msgpack.packb(([length], dtype, bytes(12)), use_bin_type=True))
     return bytes(msgpack.packb({"transformer": {"x": array}}))
 
 
 @pytest.mark.parametrize(
     ("content", "message"),
     [
-        (packed([3], "float32", bytes(12))[:-4], "truncated or damaged"),
-        (packed([3], "float32", bytes(12)) + b"more", "truncated or damaged .*extra data"),
-        (packed([4], "float32", bytes(12)), "truncated or damaged .*reshape"),
-        (packed([1 << 40, 1 << 40], "float32", bytes(12)), "truncated or damaged"),
-        (packed([-3], "float32", bytes(12)), "do not fit"),
-        (packed([3], "object", bytes(12)), "truncated or damaged .*OBJECT"),
-        (packed([3], "float32", bytes(12), kind=7), "holds ExtType where an array"),
-        (packed([3], "float32", bytes(12)), r"missing .* unexpected \(transformer\.x\)"),
+        (packed(3)[:-4], "truncated or damaged"),
+        (packed(3) + b"more", "truncated or damaged .*extra data"),
+        (packed(4), "truncated or damaged .*reshape"),
+        (packed(1 << 62), "truncated or damaged"),
+        (packed(-3), "do not fit"),
+        (packed(3, "object"), "truncated or damaged .*OBJECT"),
+        (packed(3, kind=7), "holds ExtType where an array"),
+        (packed(3), r"missing .* unexpected \(transformer\.x\)"),
         (msgpack.packb({"x": {"y": 3}}), r"holds int where an array of floats should be \(x/y\)"),
         (msgpack.packb([1]), "holds list where an array"),
         (b"\x81" * 5000, "truncated or damaged"),
@@ -115,39 +118,38 @@ def packed(shape, dtype, content, kind=1):
         (None, "has neither flax_model.msgpack nor"),
     ],
 )
-def test_damaged_files(content, message, tmp_path):
+def test_damaged_files(content, message):
     config = {"architectures": ["GPT2LMHeadModel"], "n_layer": 1, "n_embd": 8, "n_head": 2, "vocab_size": 11}
-    (tmp_path / "flax").mkdir()
-    write_json(tmp_path / "flax/config.json", config)
+    FLAX.mkdir()
+    write_json(FLAX / "config.json", config)
     if content is not None:
-        (tmp_path / "flax/flax_model.msgpack").write_bytes(content)
+        (FLAX / "flax_model.msgpack").write_bytes(content)
     with refused(message):
-        from_flax.main([str(tmp_path / "flax"), str(tmp_path / "out")])
-    assert not (tmp_path / "out").exists()
+        from_flax.main(["flax", "out"])
+    assert not OUT.exists()
 
 
-def test_bad_folders(tmp_path):
+def test_bad_folders():
     with refused("is no folder"):
-        load_flax(tmp_path / "nowhere")
+        load_flax(Path("nowhere"))
     with refused("is there already"):
-        from_flax.main([str(tmp_path), str(Path(__file__).parent)])
-    (tmp_path / "config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
+        from_flax.main([".", str(Path(__file__).parent)])
+    Path("config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
     for files, message in (
         ({"x": "../x.msgpack"}, "says that x is in '../x.msgpack'"),
         ({"x": "x.bin"}, "names x.bin"),
         ({}, "has no weight_map"),
         ({"x": "x.msgpack"}, "x.msgpack does not exist"),
     ):
-        write_json(tmp_path / "flax_model.msgpack.index.json", {"weight_map": files})
+        write_json(Path("flax_model.msgpack.index.json"), {"weight_map": files})
         with refused(message):
-            load_flax(tmp_path)
+            load_flax(Path())
 
 
-def test_the_code_of_the_page_runs(tmp_path, monkeypatch):
+def test_the_code_of_the_page_runs():
     blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/from-flax.md").read_text("utf-8"), re.DOTALL)
-    saved("gpt2", tmp_path / "gpt2", dtype="float32")
-    save_flax(Oracle("gpt2", "float32"), tmp_path / "gpt2-flax")
-    monkeypatch.chdir(tmp_path)
+    saved("gpt2", "gpt2", dtype="float32")
+    save_flax(Oracle("gpt2", "float32"), "gpt2-flax")
     assert len(blocks) == 2
     for block in blocks:
         assert "assert" in block

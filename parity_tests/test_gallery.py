@@ -18,11 +18,10 @@ pytestmark = pytest.mark.usefixtures("as_others_write")
 
 
 @pytest.fixture
-def find(tmp_path, monkeypatch, capsys):
+def find(own_folder, capsys):
     """Runs the page's command with this text in the file: its status, and what it prints."""
 
     def find(name, text, *more):
-        monkeypatch.chdir(tmp_path)
         Path(f"{name}.py").write_text(text, "utf-8")
         [command] = re.findall(rf"^\$ python -m parity (find {name}\.py:ours .*)$", PAGE, re.MULTILINE)
         return parity([*command.split(), *more]), capsys.readouterr().out

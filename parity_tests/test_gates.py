@@ -4,7 +4,6 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -12,21 +11,12 @@ from torch import nn
 from parity import Difference, ParityError
 from parity import check_parity as check_and_explain
 from parity.gates.check import OwnPair
+from parity_tests.small_modules import Module, linear_rows, numbers
 
 check_parity = partial(check_and_explain, explain=False)
-WEIGHTS = {"up.kernel": ("up.weight", "o i -> i o"), "up.bias": "up.bias", "scale": "norm.weight", "shift": "norm.bias"}
+WEIGHTS = linear_rows("up") | {"scale": "norm.weight", "shift": "norm.bias"}
 LINEAR = {"kernel": ("weight", "o i -> i o"), "bias": "bias"}
-X = np.random.default_rng(0).standard_normal((5, 4))
-
-
-class Module(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.norm = nn.Linear(4, 6), nn.LayerNorm(6)
-
-    def forward(self, x):
-        hidden = self.up(x)
-        return {"z": x, "hidden": hidden, "output": self.norm(torch.tanh(hidden)), "a": x}
+X = numbers(5, 4)
 
 
 def ours(params, x):
@@ -46,8 +36,11 @@ def linear(params, x):
 
 @pytest.fixture
 def module():
-    torch.manual_seed(0)
-    return Module()
+    def forward(self, x):
+        hidden = self.up(x)
+        return {"z": x, "hidden": hidden, "output": self.norm(torch.tanh(hidden)), "a": x}
+
+    return Module(forward, up=lambda: nn.Linear(4, 6), norm=lambda: nn.LayerNorm(6))
 
 
 def test_a_pair_that_is_the_same_passes_every_gate(module):
@@ -187,8 +180,7 @@ def attention(params, x):
     return {"output": weights @ x, "best": weights.argmax(-1)}
 
 
-ROWS = {f"{name}.bias": f"{name}.bias" for name in ("query", "key")} | {"frozen": "frozen"}
-ROWS |= {f"{name}.kernel": (f"{name}.weight", "o i -> i o") for name in ("query", "key")}
+ROWS = linear_rows("query", "key") | {"frozen": "frozen"}
 
 
 def test_buffers_dropout_frozen_parameters_whole_numbers_and_a_gradient_of_zero():

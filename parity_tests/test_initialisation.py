@@ -1,7 +1,6 @@
 """Gate 10: fresh parameters are distributed as the config and its source say, and independent of one another."""
 
 import math
-from functools import cache
 
 import jax
 import numpy as np
@@ -31,11 +30,6 @@ def test_parameters_start_as_config_and_source_say(name, record):
     record(name, gate(CONFIGS[name], drawn(CONFIGS[name])))
 
 
-@cache
-def full_size(name):
-    return transformer(ARCHITECTURES[name])
-
-
 @pytest.mark.parametrize(
     ("name", "path", "start"),
     [
@@ -52,7 +46,7 @@ def full_size(name):
 def test_the_sources_figures_at_full_size(name, path, start):
     """In the words of the test, and in what the library declares."""
     assert expected(ARCHITECTURES[name], path) == pytest.approx(start)
-    declared = full_size(name)._declared[path].start
+    declared = transformer(ARCHITECTURES[name])._declared[path].start
     deviation = declared.size / math.sqrt(3) if declared.kind == "uniform" else declared.size
     assert (declared.kind, deviation) == pytest.approx(start)
 

@@ -1,6 +1,5 @@
 """Numbers of the module that nothing of ours holds: said so in the map, they are not compared."""
 
-import jax
 import numpy as np
 import pytest
 import torch
@@ -9,21 +8,10 @@ from torch import nn
 from parity import LEFT_OUT, Difference, ParityError, Weight, check_parity, first_difference, match_weights
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
+from parity_tests.matched import linear_shapes, shape
+from parity_tests.small_modules import Module, linear_rows
 
 IDS = np.random.default_rng(0).integers(0, 7, (3, 5))
-
-
-class Theirs(nn.Module):
-    """A table whose first two rows nothing reads, and a pooler that the output does not depend on."""
-
-    def __init__(self):
-        super().__init__()
-        self.tokens, self.positions = nn.Embedding(7, 6), nn.Embedding(7, 6)
-        self.up, self.pooler = nn.Linear(6, 4), nn.Linear(6, 6)
-
-    def forward(self, ids):
-        found = self.up(self.tokens(ids) + self.positions(torch.arange(2, 7)))
-        return found
 
 
 def ours(params, ids):
@@ -34,8 +22,7 @@ def ours(params, ids):
 HELD = {
     "tokens": "tokens.weight",
     "positions": Weight("positions.weight", "p i -> p i", part={"p": (2, 7)}),
-    "up.kernel": ("up.weight", "o i -> i o"),
-    "up.bias": "up.bias",
+    **linear_rows("up"),
 }
 IDLE = Weight("positions.weight", "p i -> p i", part={"p": (0, 2)})
 WEIGHTS = {**HELD, LEFT_OUT: [IDLE, "pooler.weight", "pooler.bias"]}
@@ -43,8 +30,13 @@ WEIGHTS = {**HELD, LEFT_OUT: [IDLE, "pooler.weight", "pooler.bias"]}
 
 @pytest.fixture(scope="module")
 def theirs():
-    torch.manual_seed(0)
-    return Theirs()
+    """A table whose first two rows nothing reads, and a pooler that the output does not depend on."""
+    return Module(
+        lambda self, ids: self.up(self.tokens(ids) + self.positions(torch.arange(2, 7))),
+        **dict.fromkeys(("tokens", "positions"), lambda: nn.Embedding(7, 6)),
+        up=lambda: nn.Linear(6, 4),
+        pooler=lambda: nn.Linear(6, 6),
+    )
 
 
 def test_what_is_left_out_is_not_compared(theirs):
@@ -85,9 +77,8 @@ def test_mistakes_are_told(theirs, left, said):
 
 
 def test_match_weights_says_what_to_leave_out(theirs):
-    shapes = {"tokens": (7, 6), "positions": (5, 6), "up": {"kernel": (6, 4), "bias": (4,)}}
-    params = jax.tree.map(np.zeros, shapes, is_leaf=lambda leaf: isinstance(leaf, tuple))
-    match = match_weights(params, theirs, ours=ours, inputs=[IDS])
+    shapes = {"tokens": shape(7, 6), "positions": shape(5, 6), "up": linear_shapes(6, 4)}
+    match = match_weights(shapes, theirs, ours=ours, inputs=[IDS])
     assert match.verified, match.table()
     idle = Weight("positions.weight", "o i -> o i", part={"o": (0, 2)})
     assert match.left_out == ("pooler.weight", "pooler.bias", idle)

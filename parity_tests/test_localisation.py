@@ -11,6 +11,7 @@ import pytest
 from parity import Difference
 from parity.differ.first_difference import difference_of
 from parity_tests import known_places, training_places
+from parity_tests.depth import deep
 from parity_tests.faults import TRAINING
 from parity_tests.library_faults import COARSE_MOMENT, LIBRARY_TRAINING
 from parity_tests.localisation import CASES, asked, judged, located, verdict_of
@@ -39,13 +40,13 @@ pytestmark = pytest.mark.usefixtures("as_others_write")
 
 
 def marked(case):
-    return pytest.param(case, id=": ".join(case), marks=() if case in QUICK else pytest.mark.deep)
+    return (pytest.param if case in QUICK else deep)(case, id=": ".join(case))
 
 
 @pytest.mark.parametrize("case", [marked(case) for case in CASES])
 def test_the_place_of_a_fault_is_named(case):
     found = CASES[case]()
-    assert found.verdict == ("not sure" if case in NOT_SURE else "right"), str(found.difference)
+    assert found.verdict == ("not sure" if case in NOT_SURE else "right")
 
 
 def test_there_are_faults_enough_and_few_that_it_is_not_sure_of():
@@ -58,12 +59,12 @@ def test_there_are_faults_enough_and_few_that_it_is_not_sure_of():
         assert stages.count("backward") >= 3
 
 
-@pytest.mark.parametrize("name", [pytest.param(name, marks=pytest.mark.deep) for name in known_places.MODELS])
+@pytest.mark.parametrize("name", [*map(deep, known_places.MODELS)])
 def test_our_own_models_are_called_equal(name):
     pair, batch = known_places.model(name)
     pair.share_masks(batch)
     found = difference_of(pair, batch)
-    assert not found, str(found)
+    assert not found
 
 
 def test_the_judge_is_no_friend():

@@ -5,6 +5,7 @@ import re
 import warnings
 from dataclasses import replace
 from functools import cache
+from pathlib import Path
 from typing import NamedTuple
 
 import jax
@@ -22,18 +23,21 @@ from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.adapters import load_adapters, save_adapters
 from jax_tformer.lora import add_lora, is_adapter, join_adapters, merge_lora, split_adapters
 from parity.gates.measure import compared
+from parity_tests.depth import deep
 from parity_tests.faults import call_fault
 from parity_tests.huggingface import Oracle
 from parity_tests.initialisation import gate
+from parity_tests.pairs import random_pair
 from parity_tests.test_decoding import model_of as decoding_model
 from parity_tests.test_initialisation import drawn
 from parity_tests.test_weights import bytes_lost
 from parity_tests.training_pair import TrainingPair, same_path
 from tests.refusals import refused
 from torch_ref import layers, training
-from twin.bridge import Pair, identity
+from twin.bridge import identity
 from twin.cases import SWITCHES, Lengths, batch_for, weights_for
 
+pytestmark = pytest.mark.usefixtures("own_folder")
 ALL = LoraConfig(3, 6.0, ("all",))
 SOME = LoraConfig(2, 3.0, ("query", "value", "down"), rank_stabilized=True)
 
@@ -120,55 +124,52 @@ CASES = {
 @pytest.mark.parametrize(
     ("name", "lora"),
     [
-        pytest.param(
-            name,
-            lora,
-            id=f"{name.removesuffix(' masked')}, {'all' if lora is ALL else 'some'}",
-            marks=[] if name == "gpt2" else pytest.mark.deep,
+        (pytest.param if name == "gpt2" else deep)(
+            name, lora, id=f"{name.removesuffix(' masked')}, {'all' if lora is ALL else 'some'}"
         )
         for name, given in CASES.items()
         for lora in given
     ],
 )
-def test_peft_computes_the_same(name, lora, tmp_path, record):
+def test_peft_computes_the_same(name, lora, record):
     model = model_of(name)
     net, params = model.adapted(lora)
-    model.save(tmp_path / "ours", net, params)
-    theirs = model.opened(tmp_path / "ours")
+    model.save("ours", net, params)
+    theirs = model.opened("ours")
     expected = model.their_logits(theirs)
     record("LoRA", same_logits(model, (net, params), expected))
     record("LoRA", same_logits(model, merge_lora(net, params), expected))
     assert np.abs(expected - model.logits(model.net, model.params)).max() > 0.01
 
-    again, more = model.load(tmp_path / "ours")
+    again, more = model.load("ours")
     assert again.config.lora == lora
     bytes_lost(more, params).require()
 
     # What PEFT writes is laid out otherwise where modules are fused, and computes the same.
-    theirs.save_pretrained(tmp_path / "theirs")
-    written = read_json(tmp_path / "theirs" / "adapter_config.json")
+    theirs.save_pretrained("theirs")
+    written = read_json(Path("theirs/adapter_config.json"))
     if not written["rank_pattern"]:
-        other = model.load(tmp_path / "theirs")
+        other = model.load("theirs")
         record("LoRA", same_logits(model, other, expected))
 
 
 @pytest.fixture
-def folder(tmp_path):
+def folder(own_folder):
     """A folder that PEFT wrote, with adapters of c_attn and both c_proj."""
     config = peft.LoraConfig(r=3, lora_alpha=6, target_modules=["c_attn", "c_proj"], init_lora_weights=False)
     torch.manual_seed(0)
     theirs = peft.get_peft_model(copy.deepcopy(model_of("gpt2").oracle.model), config, autocast_adapter_dtype=False)
-    theirs.save_pretrained(tmp_path / "theirs")
-    return tmp_path / "theirs"
+    theirs.save_pretrained("theirs")
+    return Path("theirs")
 
 
-def test_a_folder_of_peft_comes_back_the_same(folder, tmp_path, record):
+def test_a_folder_of_peft_comes_back_the_same(folder, record):
     model = model_of("gpt2")
     net, params = model.load(folder)
     assert net.config.lora == LoraConfig(3, 6.0, ("query", "key", "value", "output", "down"))
     record("LoRA", same_logits(model, (net, params), model.their_logits(model.opened(folder))))
-    model.save(tmp_path / "ours", net, params)
-    bytes_lost(*(load_file(path / "adapter_model.safetensors") for path in (folder, tmp_path / "ours"))).require()
+    model.save("ours", net, params)
+    bytes_lost(*(load_file(path / "adapter_model.safetensors") for path in (folder, Path("ours")))).require()
 
 
 A = "c_attn.lora_A.weight"
@@ -225,14 +226,14 @@ def test_a_folder_for_another_model_or_without_its_files(folder):
         model_of("gpt2").load(folder)
 
 
-def test_adapters_that_are_not_there_are_not_saved(tmp_path):
+def test_adapters_that_are_not_there_are_not_saved():
     model = model_of("gpt2")
     with refused("has no adapters to save"):
-        model.save(tmp_path / "ours", model.net, model.params)
+        model.save("ours", model.net, model.params)
     net, params = model.adapted(SOME)
     with refused("architecture is None, .* expected one of"):
-        save_adapters(tmp_path / "ours", net, params)
-    assert not list(tmp_path.iterdir())
+        save_adapters("ours", net, params)
+    assert not list(Path().iterdir())
 
 
 ADAPTED = replace(
@@ -245,7 +246,7 @@ ADAPTED = replace(
 def test_training_takes_the_same_path(record, report):
     """Gate 7, and the fault that the reference trains everything."""
     weights = weights_for(ADAPTED, 0.1)
-    pair = TrainingPair(ADAPTED, weights, OptimizerConfig(warmup_steps=2), TrainingConfig(steps=4))
+    pair = TrainingPair(ADAPTED, 0.1, OptimizerConfig(warmup_steps=2), TrainingConfig(steps=4))
     batches = [batch_for(ADAPTED, "right", seed, Lengths(4)) for seed in range(4)]
     ours, masks = pair.follow_jax(batches)
     record("LoRA", same_path("7 dropout", ADAPTED, ours, pair.follow_torch(batches, masks)))
@@ -259,7 +260,7 @@ def test_training_takes_the_same_path(record, report):
 
 def test_faults_of_adapters(report):
     config = replace(ADAPTED, dropout=DropoutConfig(), lora=replace(ADAPTED.lora, dropout=0.0))
-    batch, pair = batch_for(config, "right"), Pair(config, weights_for(config, 0.1))
+    batch, pair = batch_for(config, "right"), random_pair(config, 0.1)
     fault = call_fault("LoRA: no alpha / rank", layers.Adapter, "forward", lambda right, self, x: self.b(self.a(x)))
     with fault.plant():
         report(fault.name, "reference", list(identity(pair, batch)))

@@ -22,10 +22,10 @@ from jax_tformer.model.masks import Mask
 from jax_tformer.training.step import forward
 from parity.gates.measure import FLOAT64_BAR, relative_error
 from parity_tests.depth import deep
+from parity_tests.pairs import random_pair
 from parity_tests.test_decoding import model_of
 from parity_tests.test_models import judge_narrow
 from torch_ref.masks import visible
-from twin.bridge import Pair, identity
 from twin.cases import (
     CONFIGS,
     OFF_CENTRE,
@@ -55,17 +55,20 @@ def every_mask(config, padding):
     return f"{padding} segments" if config.encoder is not None else f"{padding} segments prefix"
 
 
-def held(name, models, kinds, record):
-    """Gates 1 and 2 on batches of these kinds, in every weight regime."""
-    for (seed, kind), std in product(enumerate(kinds), REGIMES.values()):
-        models.load(weights_for(models.config, std, seed))
-        batch = batch_for(models.config, kind, seed, LENGTHS)
-        for figure in identity(models, batch):
-            record(name, figure, models, batch)
+@pytest.fixture
+def hold_all(hold):
+    """hold_all(name, models, kinds): the same on batches of these kinds, in every weight regime."""
+
+    def note(name, models, kinds):
+        for (seed, kind), std in product(enumerate(kinds), REGIMES.values()):
+            models.load(weights_for(models.config, std, seed))
+            hold(name, models, batch_for(models.config, kind, seed, LENGTHS))
+
+    return note
 
 
 def pair(config):
-    return Pair(config, weights_for(config, 0.02), "float64", optimised=False)
+    return random_pair(config, 0.02)
 
 
 @cache
@@ -75,14 +78,14 @@ def preset(name):
 
 
 @pytest.mark.parametrize("name", first(CONFIGS, "bert-base", "vaswani-base"))
-def test_gates_1_and_2_with_every_mask(name, record):
-    held(name, preset(name), [every_mask(CONFIGS[name], padding) for padding in ("left", "right")], record)
+def test_gates_1_and_2_with_every_mask(name, hold_all):
+    hold_all(name, preset(name), [every_mask(CONFIGS[name], padding) for padding in ("left", "right")])
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gates_1_and_2_with_each_kind_of_mask(name, record):
-    held(name, pair(CONFIGS[name]), kinds(CONFIGS[name]), record)
+def test_gates_1_and_2_with_each_kind_of_mask(name, hold_all):
+    hold_all(name, pair(CONFIGS[name]), kinds(CONFIGS[name]))
 
 
 @pytest.mark.usefixtures("short_blocks")
@@ -94,8 +97,8 @@ def test_gates_1_and_2_with_each_kind_of_mask(name, record):
         ("encoder-decoder, windows", "left segments"),
     ],
 )
-def test_gates_1_and_2_with_a_window(name, kind, record):
-    held(name, pair(WINDOWED[name]), [kind], record)
+def test_gates_1_and_2_with_a_window(name, kind, hold_all):
+    hold_all(name, pair(WINDOWED[name]), [kind])
 
 
 @pytest.mark.deep
@@ -103,9 +106,9 @@ def test_gates_1_and_2_with_a_window(name, kind, record):
 @pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
 @pytest.mark.parametrize("window", [1, 2, 6, 40])
 @pytest.mark.parametrize("name", WINDOWED)
-def test_gates_1_and_2_with_other_windows(name, window, implementation, record):
+def test_gates_1_and_2_with_other_windows(name, window, implementation, hold_all):
     config = replace(windowed(WINDOWED[name], window, window), compute=ComputeConfig(attention=implementation))
-    held(name, pair(config), kinds(config), record)
+    hold_all(name, pair(config), kinds(config))
 
 
 @pytest.mark.deep

@@ -19,21 +19,15 @@ from parity.gates.pytrees import paths
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
 from parity.match.parameter_names import understand
-from parity_tests.huggingface import Oracle
+from parity_tests.huggingface import INPUTS, Oracle
 from parity_tests.localisation import weights_of
-from parity_tests.matched import linear_shapes, require_verified, shape
+from parity_tests.matched import linear_shapes, shape, verified
 from parity_tests.other_pairs.planting import PAIRS
+from parity_tests.small_modules import Module, Tied, numbers
 from torch_ref import reference
 from twin.cases import CONFIGS, weights_for
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
-INPUTS = {
-    "tokens": "input_ids",
-    "source": "input_ids",
-    "target": "decoder_input_ids",
-    "token_types": "token_type_ids",
-}
-"""What Hugging Face calls our inputs."""
 
 
 def double(config):
@@ -91,8 +85,7 @@ def test_hugging_face_models_are_matched_and_verified(name):
     module = Logits(oracle.model)
     by_name = match_weights(net.shapes, module)
     inputs = {name: array for name, array in oracle.batch("none", 1).items() if name in INPUTS}
-    match = match_weights(net.shapes, module, ours=lambda params, **inputs: net.apply(params, **inputs), inputs=inputs)
-    require_verified(match)
+    match = verified(net.shapes, module, lambda params, **inputs: net.apply(params, **inputs), inputs)
     assert_same(held(match, theirs), expected)
     # By names alone they are the same.
     assert {row.ours: row.theirs for row in by_name.rows} == {row.ours: row.theirs for row in match.rows}
@@ -109,23 +102,18 @@ def test_pairs_of_others_are_matched_and_verified(name):
     pair = import_module(f"parity_tests.other_pairs.{name}").pair()
     weights, arrays = weights_of(pair)
     shapes = jax.eval_shape(lambda: weights.into(arrays))
-    match = match_weights(shapes, pair.theirs, ours=pair.ours, inputs=pair.inputs)
+    match = verified(shapes, pair.theirs, pair.ours, pair.inputs)
     assert_same(held(match, arrays), weights.flat(arrays))
-    require_verified(match)
 
 
-class Gated(nn.Module):
+def gated_module(swapped=False):
     """down(silu(gate(x)) * up(x)); with `swapped` the two are called by each other's names."""
 
-    def __init__(self, swapped=False):
-        super().__init__()
-        torch.manual_seed(0)
-        self.gate, self.up, self.down = nn.Linear(6, 10), nn.Linear(6, 10), nn.Linear(10, 6)
-        self.swapped = swapped
-
     def forward(self, x):
-        gate, up = (self.up, self.gate) if self.swapped else (self.gate, self.up)
+        gate, up = (self.up, self.gate) if swapped else (self.gate, self.up)
         return self.down(nn.functional.silu(gate(x)) * up(x))
+
+    return Module(forward, **dict.fromkeys(("gate", "up"), lambda: nn.Linear(6, 10)), down=lambda: nn.Linear(10, 6))
 
 
 def linear(p, x):
@@ -137,7 +125,7 @@ def gated(p, x, activation=jax.nn.silu):
 
 
 GATED = {"gate": linear_shapes(6, 10), "up": linear_shapes(6, 10), "down": linear_shapes(10, 6)}
-X = np.random.default_rng(0).standard_normal((4, 6))
+X = numbers(4, 6)
 
 
 @pytest.mark.parametrize(
@@ -152,7 +140,7 @@ X = np.random.default_rng(0).standard_normal((4, 6))
     ids=["right names", "swapped names", "other functions", "swapped and a little off"],
 )
 def test_running_both_decides_against_names_and_claims_no_more(swapped, function, confidence, reason, said):
-    module = Gated(swapped)
+    module = gated_module(swapped)
     match = match_weights(GATED, module, ours=function, inputs=[X])
     row = next(row for row in match.rows if row.ours == "gate.kernel")
     assert row.theirs == Weight("up.weight" if swapped else "gate.weight", "o i -> i o")
@@ -190,8 +178,7 @@ def test_parameters_without_axes_are_matched(scalar):
         return x * jnp.exp(p["logit_scale"]) + p["logit_bias"]
 
     params = {"gain": shape(2), "logit_scale": shape(*scalar), "logit_bias": shape(*scalar)}
-    match = match_weights(params, Scaled(), ours=ours, inputs=[X])
-    require_verified(match)
+    match = verified(params, Scaled(), ours, [X])
     named = {row.ours: row.theirs for row in match.rows}
     assert "logit_bias" in str(named["logit_scale"])
     assert "logit_scale" in str(named["logit_bias"])
@@ -199,10 +186,10 @@ def test_parameters_without_axes_are_matched(scalar):
 
 
 def test_compiled_modules_and_modules_without_numbers():
-    compiled = torch.compile(Gated(swapped=True))
+    compiled = torch.compile(gated_module(swapped=True))
     assert match_weights(GATED, compiled, ours=gated, inputs=[X]).weights["gate.bias"] == "up.bias"
     with torch.device("meta"):
-        module = Gated()
+        module = gated_module()
     assert match_weights(GATED, module).weights["gate.bias"] == "gate.bias"
     with pytest.raises(ValueError, match="meta device"):
         match_weights(GATED, module, ours=gated, inputs=[X])
@@ -218,17 +205,10 @@ def test_a_bias_that_ours_lacks_is_named_although_it_is_zero():
 
 
 def test_a_head_that_the_module_shares_is_named():
-    class Tied(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.wte = nn.Embedding(11, 6)
-            self.lm_head = nn.Linear(6, 11, bias=False)
-            self.lm_head.weight = self.wte.weight
-
     params = {"embedding": shape(11, 6), "head": {"kernel": shape(6, 11)}}
-    match = match_weights(params, Tied(), ours=lambda p, x: x, inputs=[X])
-    assert match.weights == {"embedding": "wte.weight"}
-    assert "shares its head with wte.weight" in match.unmatched_ours["head.kernel"]
+    match = match_weights(params, Tied(11, 6), ours=lambda p, x: x, inputs=[X])
+    assert match.weights == {"embedding": "embedding.weight"}
+    assert "shares its head with embedding.weight" in match.unmatched_ours["head.kernel"]
     assert not match.verified
     assert "not run" in match.figures
 
@@ -247,8 +227,8 @@ def test_bad_input_is_told_in_a_line():
     with pytest.raises(TypeError, match=r"module is a dict; expected a torch\.nn\.Module"):
         match_weights(GATED, {})
     with pytest.raises(TypeError, match="has no floating array"):
-        match_weights({}, Gated())
+        match_weights({}, gated_module())
     with pytest.raises(ValueError, match="ours without inputs"):
-        match_weights(GATED, Gated(), ours=gated)
+        match_weights(GATED, gated_module(), ours=gated)
     with pytest.raises(ParityError, match="shapes differ: ours"):
-        match_weights(GATED, Gated(), ours=lambda p, x: gated(p, x)[0], inputs=[X])
+        match_weights(GATED, gated_module(), ours=lambda p, x: gated(p, x)[0], inputs=[X])

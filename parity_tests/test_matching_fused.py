@@ -11,11 +11,12 @@ from torch import nn
 from parity import check_parity, first_difference, match_weights
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights, nested, paths
-from parity_tests.matched import linear_shapes, require_verified, shape
+from parity_tests.matched import linear_shapes, shape, verified
+from parity_tests.small_modules import numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, GROUPS, HEAD, HIDDEN = 12, 4, 2, 6, 10
-X = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
+X = numbers(2, 5, WIDTH)
 
 
 def one_after_the_other(fused, rows):
@@ -146,8 +147,7 @@ def held(match, module, shapes):
 @pytest.mark.parametrize("case", CASES)
 def test_what_one_side_fuses_is_found(case, fused):
     ours, shapes, module = pair(case, fused)
-    match, named = match_weights(shapes, module, ours=ours, inputs=[X]), match_weights(shapes, module)
-    require_verified(match)
+    match, named = verified(shapes, module, ours, [X]), match_weights(shapes, module)
     assert not first_difference(ours, module, match.weights, [X])
     # Names alone say that there are two ways, but for one group of heads.
     names = CASES[case][0]
@@ -233,8 +233,7 @@ def test_experts_and_layers_in_one_array_or_apart(mine, their):
 
     shapes = nested({path: shape(*size[:-2], *size[:-3:-1]) for path, size in paths_in(mine).items()})
     module = Mixture(their)
-    match = match_weights(shapes, module, ours=ours, inputs=[X])
-    require_verified(match)
+    match = verified(shapes, module, ours, [X])
     assert all(figure.passed for figure in check_parity(ours, module, match.weights, [X], gates=["9", "1", "2"]))
     params = held(match, module, shapes)
     found = match_weights(params, module)

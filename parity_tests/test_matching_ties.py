@@ -2,17 +2,17 @@
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from parity import match_weights
-from parity_tests.matched import linear_shapes, require_verified, shape
+from parity_tests.matched import linear_shapes, shape, verified
+from parity_tests.small_modules import Module, numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, HEAD = 16, 4, 4
-X = np.random.default_rng(0).standard_normal((2, 5, WIDTH))
+X = numbers(2, 5, WIDTH)
 
 
 def names(match):
@@ -36,8 +36,7 @@ def test_square_matrices_in_a_list_without_names(transposed, backwards):
             x = (jnp.tanh(x) if place else x) @ (matrix.T if transposed else matrix) + bias
         return x
 
-    match = match_weights(PLAIN, Layers(), ours=ours, inputs=[X])
-    require_verified(match)
+    match = verified(PLAIN, Layers(), ours, [X])
     order = (4, 2, 0) if backwards else (0, 2, 4)
     assert names(match) == {
         f"{layer}.{place}": f"{number}.{leaf}"
@@ -47,15 +46,6 @@ def test_square_matrices_in_a_list_without_names(transposed, backwards):
     assert {isinstance(match.weights[f"{layer}.0"], str) for layer in range(3)} == {transposed}
     # Without running, it does not know which way they lie, and says so.
     assert {row.ours for row in match_weights(PLAIN, Layers()).unsure} == {"0.0", "1.0", "2.0"}
-
-
-class Convolutions(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.first, self.second, self.bn = nn.Conv1d(6, 6, 3), nn.Conv1d(6, 6, 3), nn.BatchNorm1d(6)
-
-    def forward(self, x):
-        return self.second(torch.relu(self.bn(self.first(x))))
 
 
 @pytest.mark.parametrize("layout", ["OIH", "HIO", "HOI"])
@@ -72,9 +62,12 @@ def test_kernels_with_as_many_inputs_as_outputs(layout):
     sizes = {"O": 6, "I": 6, "H": 3}
     layer = {"w": shape(*(sizes[axis] for axis in layout)), "b": shape(6)}
     params = {"c1": layer, "c2": layer, "norm": {name: shape(6) for name in ("mean", "var", "scale", "bias")}}
-    images = np.random.default_rng(0).standard_normal((2, 6, 9))
-    match = match_weights(params, Convolutions(), ours=ours, inputs=[images])
-    require_verified(match)
+    images = numbers(2, 6, 9)
+    convolutions = dict.fromkeys(("first", "second"), lambda: nn.Conv1d(6, 6, 3))
+    theirs = Module(
+        lambda self, x: self.second(torch.relu(self.bn(self.first(x)))), **convolutions, bn=lambda: nn.BatchNorm1d(6)
+    )
+    match = verified(params, theirs, ours, [images])
     assert names(match) == {
         "c1.w": "first.weight",
         "c1.b": "first.bias",
@@ -117,42 +110,28 @@ def test_names_of_pytorchs_transformer():
             assert found[f"{stack}_{layer}.{ours}"] == f"{stack}.layers.{layer}.{theirs}"
 
 
-class Unnamed(nn.Module):
+def test_names_that_mean_nothing():
     """A residual layer, norm and a gate, whose parameters are called by letters that mean nothing, in no order."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        sizes = {"e": (24, WIDTH), "a": (24, WIDTH), "f": (WIDTH, 24), "d": (WIDTH,), "c": (WIDTH,)}
-        for name, size in sizes.items():
-            setattr(self, f"t{name}", nn.Parameter(torch.randn(*size)))
+    sizes = {"te": (24, WIDTH), "ta": (24, WIDTH), "tf": (WIDTH, 24), "td": (WIDTH,), "tc": (WIDTH,)}
 
     def forward(self, x):
         h = nn.functional.layer_norm(x, (WIDTH,), self.td, self.tc)
         return x + (nn.functional.silu(h @ self.te.T) * (h @ self.ta.T)) @ self.tf.T
 
+    unnamed = Module(
+        forward, **{name: lambda size=size: nn.Parameter(torch.randn(size)) for name, size in sizes.items()}
+    )
 
-def test_names_that_mean_nothing():
     def ours(p, x):
         h = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
         return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
 
     params = {"scale": shape(WIDTH), "bias": shape(WIDTH), "down": shape(24, WIDTH)}
     params |= {"gate": shape(WIDTH, 24), "up": shape(WIDTH, 24)}
-    likely = {row.ours for row in match_weights(params, Unnamed()).rows if row.confidence == "likely"}
+    likely = {row.ours for row in match_weights(params, unnamed).rows if row.confidence == "likely"}
     assert likely <= {"down"}, "the others have a rival of their shape"
-    match = match_weights(params, Unnamed(), ours=ours, inputs=[X])
-    require_verified(match)
+    match = verified(params, unnamed, ours, [X])
     assert names(match) == {"scale": "td", "bias": "tc", "gate": "te", "up": "ta", "down": "tf"}
-
-
-class Normed(nn.Module):
-    def __init__(self):
-        super().__init__()
-        self.up, self.bn1, self.down, self.bn2 = nn.Linear(16, 6), nn.BatchNorm1d(6), nn.Linear(6, 6), nn.BatchNorm1d(6)
-
-    def forward(self, x):
-        return self.bn2(torch.relu(self.down(torch.tanh(self.bn1(self.up(x))))))
 
 
 def test_running_statistics_are_told_apart():
@@ -167,7 +146,12 @@ def test_running_statistics_are_told_apart():
 
     statistics = {name: shape(6) for name in ("mean", "var", "scale", "bias")}
     params = {"up": linear_shapes(WIDTH, 6), "down": linear_shapes(6, 6), "bn1": statistics, "bn2": statistics}
-    match = match_weights(params, Normed(), ours=ours, inputs=[X[0]])
-    require_verified(match)
+    theirs = Module(
+        lambda self, x: self.bn2(torch.relu(self.down(torch.tanh(self.bn1(self.up(x)))))),
+        up=lambda: nn.Linear(WIDTH, 6),
+        down=lambda: nn.Linear(6, 6),
+        **dict.fromkeys(("bn1", "bn2"), lambda: nn.BatchNorm1d(6)),
+    )
+    match = verified(params, theirs, ours, [X[0]])
     assert names(match)["bn1.mean"] == "bn2.running_mean"
     assert names(match)["bn2.var"] == "bn1.running_var"

@@ -9,7 +9,8 @@ import pytest
 from jax_tformer.config.presets import ARCHITECTURES
 from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Sample, compared, quality
 from parity_tests.depth import deep
-from twin.bridge import Pair, identity, known_zeros
+from parity_tests.pairs import random_pair
+from twin.bridge import Pair, known_zeros
 from twin.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
 
 DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31
@@ -65,21 +66,20 @@ def judge_narrow(name, exact, single_cases, half_cases, record):
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_gates_1_2_3_and_4(name, record):
+def test_gates_1_2_3_and_4(name, hold, record):
     # One test a config, so that one process compiles its functions once.
-    exact = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02))
+    exact = random_pair(CONFIGS[name], 0.02)
     for std, padding in product(REGIMES.values(), PADDINGS):
         for weights, batch in inputs(name, std, padding, 2):
             exact.load(weights)
-            for figure in identity(exact, batch):
-                record(name, figure, exact, batch)
+            hold(name, exact, batch)
     judge_narrow(name, exact, SINGLE_FIRST, HALF_FIRST, record)
 
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", CONFIGS)
 def test_gates_3_and_4_in_the_other_cases(name, record):
-    exact = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.02))
+    exact = random_pair(CONFIGS[name], 0.02)
     single = [case for case in SINGLE if case not in SINGLE_FIRST]
     half = [case for case in HALF if case not in HALF_FIRST]
     assert len(single) + len(half) == len(SINGLE + HALF) - len(SINGLE_FIRST + HALF_FIRST)
@@ -88,26 +88,22 @@ def test_gates_3_and_4_in_the_other_cases(name, record):
 
 @pytest.mark.deep
 @pytest.mark.parametrize("name", ["gpt2", "vaswani-base"])
-def test_gates_1_and_2_at_full_size(name, record):
+def test_gates_1_and_2_at_full_size(name, hold):
     config = ARCHITECTURES[name]
-    models = Pair(config, weights_for(config, 0.02), "float64", optimised=True)
-    batch = batch_for(config, "right", lengths=Lengths(2, 17, 11))
-    for figure in identity(models, batch):
-        record(f"{name}, full size", figure, models, batch)
+    models = random_pair(config, 0.02, optimised=True)
+    hold(f"{name}, full size", models, batch_for(config, "right", lengths=Lengths(2, 17, 11)))
 
 
 @pytest.mark.parametrize("padding", ["left", *(deep(side) for side in ("none", "right"))])
 @pytest.mark.parametrize("name", ["gpt2", "switches-decoder-only", "switches-encoder-decoder"])
-def test_gates_1_and_2_over_several_blocks(name, padding, record):
+def test_gates_1_and_2_over_several_blocks(name, padding, hold):
     """Attention in blocks of queries, of which the last is shorter (see `attend_in_rows` in model/fast.py)."""
     stacks = CONFIGS[name].stacks.items()
     config = replace(
         CONFIGS[name], **{side: replace(stack, max_positions=150) for side, stack in stacks if stack.max_positions}
     )
-    models = Pair(config, weights_for(config, 0.2))
-    batch = batch_for(config, padding, lengths=Lengths(3, 140, 150))
-    for figure in identity(models, batch):
-        record(f"{name}, 3 blocks", figure, models, batch)
+    models = random_pair(config)
+    hold(f"{name}, 3 blocks", models, batch_for(config, padding, lengths=Lengths(3, 140, 150)))
 
 
 def test_source_and_target_lengths_differ():
@@ -123,7 +119,7 @@ def test_the_off_centre_regime_is_off_centre():
 @pytest.mark.parametrize("name", ["vaswani-base", "switches-decoder-only", "switches-encoder-decoder"])
 def test_positions_far_from_the_start(name, record):
     """Rotation and sinusoids over 520 positions: rounding of large angles would show there first."""
-    models = Pair(CONFIGS[name], weights_for(CONFIGS[name], 0.2))
+    models = random_pair(CONFIGS[name])
     batch = batch_for(CONFIGS[name], "none", lengths=Lengths(batch=1, source=520, target=515))
     ours, theirs = models.run_jax(batch), models.run_torch(batch)
     record(f"{name}, 520 positions", compared("1 activations", ours.outputs, theirs.outputs))

@@ -14,7 +14,7 @@ from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, Transf
 from parity.gates.measure import ParityError, compared
 from parity_tests.architectures import cases, configs, stacks
 from parity_tests.depth import deep
-from parity_tests.test_decoding import model_of, of_cache, stepwise
+from parity_tests.test_decoding import model_of, of_cache, reader
 from twin.bridge import Pair, known_zeros
 from twin.cases import batch_for, weights_for
 
@@ -29,7 +29,6 @@ QUICK = settings(
 pytestmark = pytest.mark.usefixtures("short_blocks")
 PARTS = 6
 """Tests that share the examples, so that several processes can."""
-part_by_part = pytest.mark.parametrize("part", [part if part == 0 else deep(part) for part in range(PARTS)])
 
 
 def figures(case):
@@ -54,24 +53,22 @@ def cached_figures(case):
     net, params = model_of(case.config, weights_for(case.config, case.std, case.seed))
     batch = batch_for(case.config, case.kind, case.seed, case.lengths)
     first = 3 if "prefix" in batch else 1
-    return [of_cache(*stepwise(net, params, batch, first=first))]
+    return [of_cache(*reader(net)(params, batch, first=first))]
 
 
-@part_by_part
-def test_random_architectures(part, record, pytestconfig):
-    hold(figures, cases(), part, (72, 3000), record, pytestconfig)
+SPEAKERS = cases().filter(
+    lambda case: case.config.decoder is not None and case.config.predicts_tokens and "segments" not in case.kind
+)
 
 
-@part_by_part
-def test_random_caches(part, record, pytestconfig):
-    speakers = cases().filter(
-        lambda case: case.config.decoder is not None and case.config.predicts_tokens and "segments" not in case.kind
-    )
-    hold(cached_figures, speakers, part, (12, 360), record, pytestconfig)
-
-
-def hold(figures, drawn, part, examples, record, pytestconfig):
-    """Requires the figures of one part of `examples` cases, the second number with --deep; records the worst."""
+@pytest.mark.parametrize("part", [part if part == 0 else deep(part) for part in range(PARTS)])
+@pytest.mark.parametrize(
+    ("figures", "drawn", "examples"),
+    [(figures, cases(), (72, 3000)), (cached_figures, SPEAKERS, (12, 360))],
+    ids=["architectures", "caches"],
+)
+def test_random(figures, drawn, part, examples, record, pytestconfig):
+    """The figures of one part of `examples` cases, the second number with --deep; records the worst."""
     start = pytestconfig.getoption("--deep")
     worst = {}
 

@@ -44,10 +44,9 @@ def blocks(page):
         if not block.startswith('"""')  # a file shown whole: docs/one_page.py, which has a test
     ],
 )
-def test_code_runs(page, block, tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
+def test_code_runs(page, block, own_folder):
     if 'load_pretrained("gpt2")' in block:
-        saved("gpt2", tmp_path / "gpt2", dtype="float32")
+        saved("gpt2", "gpt2", dtype="float32")
     names = {}
     with jax.numpy_rank_promotion("allow"):  # as users have it
         exec(compile(block, page, "exec"), names)

@@ -11,10 +11,10 @@ from transformers.models.t5.modeling_t5 import T5Attention
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.model.embedding import first_distances, relative_buckets
-from parity_tests.test_decoding import model_of, of_cache, stepwise
+from parity_tests.pairs import random_pair
+from parity_tests.test_decoding import model_of, of_cache, reader
 from torch_ref.embedding import bucket
-from twin.bridge import Pair, identity
-from twin.cases import VOCABULARY, Lengths, batch_for, weights_for
+from twin.cases import VOCABULARY, Lengths, batch_for
 
 # Distances reach all buckets, and far beyond the last; the decoder's and the encoder's differ.
 STACK = StackConfig(
@@ -61,22 +61,21 @@ def test_an_edge_that_a_logarithm_in_float32_misses():
 
 @cache
 def models():
-    return Pair(PAIRS, weights_for(PAIRS, 0.2))
+    return random_pair(PAIRS)
 
 
 def batch():
     return batch_for(PAIRS, "right segments", 1, LENGTHS)
 
 
-def test_gates_1_and_2(record):
-    for figure in identity(models(), batch()):
-        record("relative positions", figure)
+def test_gates_1_and_2(hold):
+    hold("relative positions", models(), batch())
 
 
 def gate_8():
     """The decoder's logits token by token, from a cache, and at once; compiled anew."""
     net, params = model_of(PAIRS)
-    return of_cache(*stepwise(net, params, batch_for(PAIRS, "left", lengths=LENGTHS), first=3))
+    return of_cache(*reader(net)(params, batch_for(PAIRS, "left", lengths=LENGTHS), first=3))
 
 
 def test_from_a_cache(record):

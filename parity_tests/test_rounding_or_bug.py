@@ -102,7 +102,7 @@ def test_rounding_or_a_bug(kind, fault, dtype):
     weights = {name: name for name, _ in module.named_parameters()}
     for planted in LOST[dtype] if kind == "lost" else [fault]:
         found = parity.explain(model(planted), module, weights, [TOKENS], name=planted)
-        assert found.kind == ("lost digits" if kind == "lost" else kind), str(found)
+        assert found.kind == ("lost digits" if kind == "lost" else kind)
         (gap, ours, theirs) = found.gaps["output"]
         assert bool(found) == (kind != "rounding")
         if kind == "rounding":
@@ -120,13 +120,12 @@ def test_rounding_or_a_bug(kind, fault, dtype):
         assert found.as_json()["verdict"] in str(found)
 
 
-def test_the_example_of_the_documentation_prints_what_stands_there(tmp_path, monkeypatch):
+def test_the_example_of_the_documentation_prints_what_stands_there(own_folder):
     text = (Path(__file__).parents[1] / "docs" / "parity-howto.md").read_text("utf-8")
     section = text.split("## Rounding or a bug\n")[1].split("\n## ")[0]
     code, printed = re.search(r"```python\n(.*?)```.*?```\n(.*?)```", section, re.DOTALL).groups()
-    monkeypatch.chdir(tmp_path)
     Path("port.py").write_text(code)
-    names = runpy.run_path(str(tmp_path / "port.py"))
+    names = runpy.run_path("port.py")
     found = [*str(names["noise"]).splitlines()[:2], *str(names["digits"]).splitlines()[:4]]
     number = r"[\d.]+(e-\d+|%)"
     assert re.sub(number, "", "\n".join(found) + "\n") == re.sub(number, "", printed)

@@ -17,12 +17,13 @@ from jax_tformer.model.parameters import kind_of as our_kind
 from jax_tformer.training.optimizer import learning_rate as our_rate
 from parity.gates.measure import compared, trajectory
 from parity_tests.depth import deep
+from parity_tests.pairs import random_pair
 from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
 from torch_ref.layers import Dropout, inject
 from torch_ref.training import kind_of as their_kind
 from torch_ref.training import learning_rate as their_rate
-from twin.bridge import Pair, known_zeros
+from twin.bridge import known_zeros
 from twin.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
 
 LIKE_OTHERS = ("article-encoder-decoder", "lecture-seq2seq", "vaswani-big")
@@ -30,6 +31,7 @@ LIKE_OTHERS = ("article-encoder-decoder", "lecture-seq2seq", "vaswani-big")
 TRAINABLE = {name: config for name, config in CONFIGS.items() if config.predicts_tokens}
 """Without a head there is nothing to train against."""
 OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, clip_norm=0.5, weight_decay=0.1)
+TRAINING = TrainingConfig(steps=50, batch_size=4, accumulation=2, loss=LossConfig(label_smoothing=0.1, z_loss=1e-2))
 DROPOUT = DropoutConfig(embedding=0.1, attention=0.2, residual=0.15, feedforward=0.25, final=0.3)
 
 
@@ -51,9 +53,8 @@ def map_stacks(config, **fields):
 def test_gate_5_optimizer(name, record):
     """50 steps of AdamW with warm-up, cosine, clipping, decay mask, accumulation and label smoothing."""
     config = without_dropout(name)
-    training = TrainingConfig(steps=50, batch_size=4, accumulation=2, loss=LossConfig(label_smoothing=0.1, z_loss=1e-2))
-    pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, training)
-    steps = batches(config, training.steps)
+    pair = TrainingPair(config, 0.02, OPTIMIZER, TRAINING)
+    steps = batches(config, TRAINING.steps)
     for std in REGIMES.values():
         pair.load(weights_for(config, std))
         ours, figure = pair.follow("5 optimizer", steps)
@@ -73,7 +74,7 @@ def test_gate_5_optimizer(name, record):
 @pytest.mark.deep
 def test_gate_5_other_settings(optimizer, record):
     config = without_dropout("post-decoder-only")
-    pair = TrainingPair(config, weights_for(config, 0.2), optimizer, TrainingConfig(steps=50))
+    pair = TrainingPair(config, 0.2, optimizer, TrainingConfig(steps=50))
     record("post-decoder-only", pair.follow("5 optimizer", batches(config, 50))[1])
 
 
@@ -86,7 +87,7 @@ def test_gate_5_other_optimizers(model, name, schedule, record):
     config = map_stacks(without_dropout(model), key_bias=False)
     rates = RatesConfig(matrices=0.5, tables=2.0, head=0.7, vectors=0.3)
     optimizer = replace(OPTIMIZER, name=name, schedule=schedule, rates=rates)
-    pair = TrainingPair(config, weights_for(config, 0.2), optimizer, TrainingConfig(steps=50, batch_size=4))
+    pair = TrainingPair(config, 0.2, optimizer, TrainingConfig(steps=50, batch_size=4))
     with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
         record(name, pair.follow("5 optimizer", batches(config, 50))[1])
 
@@ -96,7 +97,7 @@ def test_gate_5_a_batch_without_labels():
     config = without_dropout("post-decoder-only")
     steps = batches(config, 3)
     steps[1] = steps[1] | {"labels": np.full_like(steps[1]["labels"], -100)}
-    pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, TrainingConfig(steps=3))
+    pair = TrainingPair(config, 0.02, OPTIMIZER, TrainingConfig(steps=3))
     ours, figure = pair.follow("5 optimizer", steps)
     assert ours.losses[1] == ours.gradient_norms[1] == 0
     figure.require()
@@ -113,14 +114,11 @@ def test_gate_6_trajectory(name, length, record):
     """
     config, training = map_stacks(without_dropout(name), num_layers=1), TrainingConfig(steps=length, batch_size=4)
     steps, optimizer = batches(config, training.steps), replace(OPTIMIZER, learning_rate=3e-4)
-    pairs = [
-        TrainingPair(config, weights_for(config, 0.02), optimizer, training, dtype, optimised=dtype == "float32")
-        for dtype in ("float64", "float32")
-    ]
+    exact = TrainingPair(config, 0.02, optimizer, training)
+    single = TrainingPair(config, 0.02, optimizer, training, "float32", optimised=True)
     losses = []
     for seed in range(3):
-        exact, single = pairs
-        for pair in pairs:
+        for pair in (exact, single):
             pair.load(weights_for(config, 0.02, seed))
         truth = exact.follow_jax(steps)[0]
         if seed == 0:
@@ -135,7 +133,7 @@ def test_gate_6_trajectory(name, length, record):
 def test_gate_7_dropout(name, record):
     """All rates on; PyTorch drops what JAX dropped: gates 1, 2 and 5 hold as they do without."""
     config = replace(TRAINABLE[name], dropout=DROPOUT)
-    models = Pair(config, weights_for(config, 0.02), dropout_seed=7)
+    models = random_pair(config, 0.02, dropout_seed=7)
     for padding, std in product(PADDINGS, REGIMES.values()):
         models.load(weights_for(config, std))
         batch = batch_for(config, padding)
@@ -144,9 +142,8 @@ def test_gate_7_dropout(name, record):
         zeros = known_zeros(config, theirs.gradients)
         record(name, compared("7 dropout", ours.gradients, theirs.gradients, zero=zeros))
 
-    training = TrainingConfig(steps=20, batch_size=4, accumulation=2, loss=LossConfig(label_smoothing=0.1, z_loss=1e-2))
-    pair = TrainingPair(config, weights_for(config, 0.02), OPTIMIZER, training)
-    steps = batches(config, training.steps)
+    pair = TrainingPair(config, 0.02, OPTIMIZER, replace(TRAINING, steps=20))
+    steps = batches(config, 20)
     path, masks = pair.follow_jax(steps)
     record(name, same_path("7 dropout", config, path, pair.follow_torch(steps, masks)))
 
@@ -162,9 +159,9 @@ def test_masks_that_do_not_fit_are_refused_with_both_lists(change):
         name: torch.ones(1, dtype=torch.bool) for name, module in model.named_modules() if isinstance(module, Dropout)
     }
     name = "decoder.blocks.1.feedforward.dropout"
-    masks["surplus"] = masks.pop(name) if change == "unknown" else masks[name]
-    if change == "missing":
-        del masks["surplus"], masks[name]
+    taken = masks.pop(name)
+    if change == "unknown":
+        masks["surplus"] = taken
     with pytest.raises(ValueError, match=f"without a mask .*'{name}'.*without a site") as error:
         inject(model, masks)
     assert ("surplus" in str(error.value)) == (change == "unknown")

@@ -7,6 +7,7 @@ import numpy as np
 from parity.gates.measure import compared
 from parity.gates.pair import Tensors
 from twin.bridge import known_zeros, parity_options
+from twin.cases import weights_for
 from twin.jax_side import JaxSide
 from twin.sides import Setting
 from twin.torch_side import TorchSide
@@ -40,10 +41,10 @@ def same_path(gate, config, ours, theirs):
 
 
 class TrainingPair:
-    """A model, its optimizer and its schedule in both frameworks; every path starts from the same weights."""
+    """A model, its optimizer and its schedule in both frameworks; every path starts from the same random weights."""
 
-    def __init__(self, config, weights, optimizer, training, dtype="float64", *, optimised=False):
-        self.config, self.dtype, self.weights = config.with_dtype(dtype), dtype, weights
+    def __init__(self, config, std, optimizer, training, dtype="float64", *, optimised=False):
+        self.config, self.dtype, self.weights = config.with_dtype(dtype), dtype, weights_for(config, std)
         self._setting = Setting(self.config, optimizer, training, "cpu")
         self._jax = JaxSide(self._setting, compiler_options=parity_options(dtype, optimised=optimised))
         self._seed = training.seed

@@ -14,9 +14,9 @@ from parity.gates.pair import Bridge
 from parity_tests.faults import TRAINING
 from parity_tests.known_places import OwnFault
 from parity_tests.library_faults import COARSE_MOMENT, LIBRARY_TRAINING
+from parity_tests.pairs import random_pair
 from torch_ref import training
-from twin.bridge import Pair
-from twin.cases import VOCABULARY, batch_for, weights_for
+from twin.cases import VOCABULARY, batch_for
 
 _STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved")
 _CONFIG = TransformerConfig(vocab_size=VOCABULARY, d_model=8, decoder=_STACK)
@@ -34,7 +34,6 @@ class _Trainer:
 
     def step(self):
         """The first update of a training."""
-        assert _OPTIMIZER.clip_norm is not None
         training.clip_grad_norm_(self._parameters, _OPTIMIZER.clip_norm)
         for group in self.param_groups:
             group["lr"] = training.learning_rate(_OPTIMIZER, 0, _STEPS)
@@ -43,7 +42,7 @@ class _Trainer:
 
 @cache
 def _pair():
-    return Pair(_CONFIG, weights_for(_CONFIG, 0.2), "float64", optimised=False)
+    return random_pair(_CONFIG)
 
 
 def _trained():
@@ -68,9 +67,8 @@ def _trained():
 
 def difference_of_training(name):
     """Of the loss forward and backward, and of the first update, as they are now."""
-    tx = our_optimizer.optimizer(_OPTIMIZER, _STEPS)
-    take = _Trainer
-    return difference_of(_trained(), batch_for(_CONFIG, "right"), optimizer=(tx, take), name=name)
+    both = our_optimizer.optimizer(_OPTIMIZER, _STEPS), _Trainer
+    return difference_of(_trained(), batch_for(_CONFIG, "right"), optimizer=both, name=name)
 
 
 _ADAM, _DECAY, _RATE = "transform.py", "_adding.py", "scale_by_learning_rate scale_by_schedule"

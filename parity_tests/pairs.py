@@ -1,0 +1,9 @@
+"""Both sides of a model with random weights."""
+
+from twin.bridge import Pair
+from twin.cases import weights_for
+
+
+def random_pair(config, std=0.2, **options):
+    """Matrices are N(0, std^2); `options` are those of `Pair`."""
+    return Pair(config, weights_for(config, std), **options)

@@ -95,8 +95,7 @@ def run_benchmark(
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     session.finish(report)
-    held = saved is None or compare(saved, report.ours)
-    return 0 if report.agreed and held else 1
+    return 0 if (saved is None or compare(saved, report.ours)) and report.agreed else 1
 
 
 class Session:

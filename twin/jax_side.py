@@ -58,8 +58,7 @@ class JaxSide:
             if weights is None:
                 given = None
                 if self._initial is not None:
-                    plain = transformer(without_adapters(self.net.config))
-                    given = self._params(self._initial, plain.shapes)
+                    given = self._params(self._initial, transformer(without_adapters(self.net.config)).shapes)
                 state = jax.jit(lambda key, given: init_state(self.net, self._tx, key, given))(key, given)
             else:
                 params, zero = self._params(weights, self.net.shapes), jnp.zeros((), jnp.int32)

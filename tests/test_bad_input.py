@@ -18,7 +18,7 @@ BERT = "of type 'bert' is trained with --model.encoder.positions learned; begin 
         ("nothing", "there is no experiment 'nothing'; expected one of python-docs, dates"),
         ("text", "--data.path"),
         # tests/test_sources.py has more of what a file may hold.
-        (f"text --data.path file --run run {TINY}", "the held-out part of the text has 1 tokens; expected at least 9"),
+        (f"text --data.path file --run run {TINY}", "the training part of the text has 7 tokens; expected at least 9"),
         ("pairs --data.path others/pairs.tsv --run run", "others/pairs.tsv, line 1: 1 column; expected 2"),
         (f"text --data.path {'x' * 300}", "x"),
         ("text --data.path ~nobody-of-this-name/text", "~nobody"),

@@ -1,8 +1,8 @@
 """A corpus of gigabytes: how fast it is tokenized, and what training on it keeps: `python -m benchmarks.corpus`."""
 
 import json
-import os
 import resource
+import shutil
 import subprocess
 import sys
 import tempfile
@@ -15,9 +15,8 @@ from pathlib import Path
 
 import numpy as np
 
-from benchmarks.session import Options, Report, Session, by_turns, make_table, other_work, run_benchmark, spreads
+from benchmarks.session import Options, Report, Session, by_turns, make_table, run_benchmark, spreads
 from jax_tformer.config.errors import Positive
-from twin.machine import Neighbours
 
 _WORDS, _DOCUMENT, _TOGETHER = 50_000, 150, 2**20
 _MARKS, _KILLED = (100, 300, 600), 340
@@ -51,7 +50,7 @@ def main(arguments: Sequence[str]) -> int:
 
 
 def _measure(session: Session) -> Report:
-    size, others = 2_000_000 if session.quick else session.options.bytes, Neighbours()
+    size = 2_000_000 if session.quick else session.options.bytes
     with tempfile.TemporaryDirectory() as temporary:
         folder = session.options.folder or Path(temporary)
         folder.mkdir(parents=True, exist_ok=True)
@@ -70,7 +69,7 @@ def _measure(session: Session) -> Report:
         whole = _losses(folder / "run corpus")
         _train(folder, "corpus", steps, marks, killed)
         same = _losses(folder / "run corpus") == whole
-    share, found = others.share(), {name: spreads(taken) for name, taken in turns.items()}
+    found = {name: spreads(taken) for name, taken in turns.items()}
     one, ours = found.values()
     speeds = {
         name: {"s": taken["whole"], "processor s": taken["processor"], "MB/s": size / 1e6 / taken["whole"]["median"]}
@@ -86,9 +85,8 @@ def _measure(session: Session) -> Report:
         make_table(f"{size:,} bytes of JSON lines", speeds),
         make_table("memory of train.py, MiB", kept),
         f"killed at step {killed} and gone on with: {'the same losses, to the bit' if same else 'OTHER LOSSES'}",
-        *other_work("all of it", share),
     ]
-    figures = {"tokenizing": speeds, "memory": kept, "same": same, "other_work": share}
+    figures = {"tokenizing": speeds, "memory": kept, "same": same}
     return Report(figures, {"tokenize": ours["whole"]}, shown, _NOTES, agreed=same)
 
 
@@ -147,7 +145,7 @@ def _encode(folder: Path) -> dict[str, float]:
 
 def _tokenize(folder: Path, name: str) -> dict[str, float]:
     out = folder / f"shards {name}"
-    subprocess.run(["rm", "-rf", str(out)], check=True)
+    shutil.rmtree(out, ignore_errors=True)
     tokenizer = ["--data.tokenizer.kind", "huggingface", "--data.tokenizer.name", str(folder / "tokenizer")]
     command = ["-m", "jax_tformer", "tokenize", str(folder / f"{name}.jsonl"), "--out", str(out), *tokenizer]
     began, before = time.perf_counter(), resource.getrusage(resource.RUSAGE_CHILDREN)
@@ -161,14 +159,11 @@ def _train(
 ) -> list[tuple[int, int]]:
     """Trains on shards anew; returns MiB of RssAnon and RssFile at each mark. Kills the run, and goes on, if asked."""
     run = folder / f"run {name}"
-    subprocess.run(["rm", "-rf", str(run)], check=True)
-    command = ["-m", "jax_tformer", "train", "text", "--data.path", str(folder / f"shards {name}"), "--run", str(run)]
-    command += [*_MODEL.split(), "--steps", str(steps)]
+    shutil.rmtree(run, ignore_errors=True)
+    command = [sys.executable, "-m", "jax_tformer", "train", "text", "--data.path", str(folder / f"shards {name}")]
+    command += ["--run", str(run), *f"{_MODEL} --steps {steps}".split()]
     memory, waiting = list[tuple[int, int]](), list(marks) if killed is None else [killed]
-    with (
-        open(os.devnull, "w") as nowhere,
-        subprocess.Popen([sys.executable, *command], stdout=nowhere, stderr=nowhere) as program,
-    ):
+    with subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL) as program:
         while program.poll() is None and waiting:
             if len(_losses(run)) >= waiting[0]:
                 told = dict(line.split(":", 1) for line in Path(f"/proc/{program.pid}/status").read_text().splitlines())
@@ -179,7 +174,7 @@ def _train(
         if killed is not None:
             program.kill()
     if killed is not None:
-        subprocess.run([sys.executable, *command], check=True, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        subprocess.run(command, check=True, capture_output=True)
     return memory
 
 

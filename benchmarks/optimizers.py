@@ -7,12 +7,11 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from benchmarks.session import Options, Report, Session, by_turns, make_table, other_work, run_benchmark, spread
+from benchmarks.session import Options, Report, Session, by_turns, make_table, run_benchmark, spread
 from benchmarks.startup import TINY
 from jax_tformer.config.errors import Positive, require
 from jax_tformer.config.experiment import ExperimentConfig, OptimizerName
 from jax_tformer.config.presets import EXPERIMENTS
-from twin.machine import Neighbours
 
 _RATES: dict[OptimizerName, tuple[float, ...]] = {
     "muon": (3e-3, 1e-2, 3e-2),
@@ -52,7 +51,7 @@ def _measure(session: Session) -> Report:
 
     require(session.device == "cpu", "--device is 'gpu'; expected cpu: this benchmark measures the processor's time")
     set_malloc(M_ARENA_MAX=1)
-    experiment, steps, others = EXPERIMENTS["python-docs"].config, session.options.steps, Neighbours()
+    experiment, steps = EXPERIMENTS["python-docs"].config, session.options.steps
     if session.quick:
         flags = f"{TINY} --training.evaluate-batches 1".split()
         experiment, steps = parse(ExperimentConfig, flags, prog="", description="", default=experiment), 2
@@ -71,10 +70,8 @@ def _measure(session: Session) -> Report:
     turns = by_turns({name: run.turn for name, run in trainings.items()}, session.rounds(1 if session.quick else 9))
     for name, run in trainings.items():
         rows[name] |= {"processor ms a step": spread(turns[name], 1000)} | run.memory()
-    share = others.share()
-    shown = [make_table(f"python-docs, {steps} steps", rows), *other_work("all of it", share)]
     ours = {name: spread(taken) for name, taken in turns.items()}
-    return Report({"optimizers": rows, "other_work": share}, ours, shown, _NOTES)
+    return Report({"optimizers": rows}, ours, [make_table(f"python-docs, {steps} steps", rows)], _NOTES)
 
 
 class _Training:
@@ -107,8 +104,7 @@ class _Training:
     def to_the_end(self) -> float:
         """Takes all steps; returns the held-out loss."""
         self._take(self._steps)
-        loss: float = self._evaluate(self._state.params)["val_loss"]
-        return loss
+        return self._evaluate(self._state.params)["val_loss"]
 
     def turn(self) -> float:
         """Returns the processor's seconds of a step."""

@@ -20,20 +20,18 @@ from benchmarks.session import (
     Session,
     by_turns,
     make_table,
-    other_work,
     run_benchmark,
     spread,
 )
 from benchmarks.startup import TINY, time_programs
 from jax_tformer.config.errors import require
 from jax_tformer.config.presets import EXPERIMENTS
-from twin.machine import Neighbours
 
 _DEVICES = 4
 _TOGETHER = {"1 process of 4 devices": 1, "2 processes of 2 devices": 2}
 _SHARES = {"the whole batch": 1, "one of 2 processes": 2, "one of 4": 4, "one of 8": 8}
 _BATCH, _ROWS = 8, 64
-_SHORT = "--training.log-every 1 --training.evaluate-batches 1 --sample.count 1"
+_SHORT = f"--training.log-every 1 --training.evaluate-batches 1 --sample.count 1 --training.batch-size {_BATCH}"
 _DATA = ("python-docs", "masked-docs", "dates")
 _NOTES = (
     "By turns: one process, two, one, ...; in brackets min..max of the turns. All devices are virtual ones of this "
@@ -53,7 +51,6 @@ def main(arguments: Sequence[str]) -> int:
 def _measure(session: Session) -> Report:
     require(session.device == "cpu", "--device is 'gpu'; expected cpu: the devices of this benchmark are virtual ones")
     flags = f"{TINY} --steps 3" if session.quick else "--steps 100"
-    others = Neighbours()
     with tempfile.TemporaryDirectory() as folder:
         calls = {name: partial(_train, Path(folder), flags.split(), count) for name, count in _TOGETHER.items()}
         session.say("each once, to compile ...")
@@ -72,18 +69,16 @@ def _measure(session: Session) -> Report:
     session.say("rows of a batch ...")
     made = {name: _rows(name, 5 if session.quick else 200) for name in _DATA}
     rows = {share: {name: spread(made[name][share], 1000) for name in _DATA} for share in _SHARES}
-    share = others.share()
     shown = [
         make_table("one process and two", trained | {"two / one": ratios}),
         make_table("rows of a batch, ms", rows),
-        *other_work("all of it", share),
     ]
     ours = {
         f"{name}, {figure}": spread([turn[figure] for turn in taken])
         for name, taken in turns.items()
         for figure in taken[0]
     }
-    return Report({"trained": trained, "two_over_one": ratios, "rows": rows, "other_work": share}, ours, shown, _NOTES)
+    return Report({"trained": trained, "two_over_one": ratios, "rows": rows}, ours, shown, _NOTES)
 
 
 def _train(folder: Path, flags: Sequence[str], count: int) -> dict[str, float]:
@@ -92,17 +87,8 @@ def _train(folder: Path, flags: Sequence[str], count: int) -> dict[str, float]:
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
         where = f"localhost:{probe.getsockname()[1]}"
-    command = [
-        "train.py",
-        "python-docs",
-        *_SHORT.split(),
-        *flags,
-        "--training.batch-size",
-        str(_BATCH),
-        "--run",
-        str(run),
-    ]
-    together = ["--distributed.coordinator", where, "--distributed.processes", str(count), "--distributed.process"]
+    command = ["train.py", "python-docs", *flags, *_SHORT.split(), "--run", str(run)]
+    together = f"--distributed.coordinator {where} --distributed.processes {count} --distributed.process".split()
     commands = [[*command, *together, str(number)] for number in range(count)] if count > 1 else [command]
     xla = f"--xla_force_host_platform_device_count={_DEVICES // count}"
     extra = {"XDG_CACHE_HOME": str(folder / "cache"), "XLA_FLAGS": xla}

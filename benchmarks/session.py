@@ -19,7 +19,7 @@ from typing import Any, Literal, NamedTuple
 from benchmarks.compare import compare, read_saved
 from benchmarks.sides import HUGGING_FACE, REFERENCE
 from jax_tformer.config.errors import InputError, Positive, check_fields
-from twin.machine import cores, describe_machine
+from twin.machine import Neighbours, cores, describe_machine
 from twin.sides import HUGE_PAGES, Alone, Here, SideFailed
 
 _QUIET = 0.05
@@ -95,8 +95,7 @@ def run_benchmark(
         print(f"{prog}: error: {error}", file=sys.stderr)
         return 2 if isinstance(error, InputError) else 1
     session.finish(report)
-    held = saved is None or compare(saved, report.ours)
-    return 0 if report.agreed and held else 1
+    return 0 if (saved is None or compare(saved, report.ours)) and report.agreed else 1
 
 
 class Session:
@@ -117,7 +116,7 @@ class Session:
         self._console = Console()
         if not self._console.is_terminal:
             self._console.width = 120
-        self._began = time.perf_counter()
+        self._began, self._others = time.perf_counter(), Neighbours()
 
     @contextmanager
     def sides(self, kinds: Mapping[str, tuple[Any, ...]]) -> "Iterator[dict[str, Alone | Here]]":
@@ -152,21 +151,24 @@ class Session:
         self._console.print(f"{time.perf_counter() - self._began:5.0f} s  {text}", highlight=False)
 
     def finish(self, found: Report) -> None:
-        """Writes the figures with the machine, the notes and the seconds to the file; prints all but the figures."""
+        """Writes the figures with the machine, the notes and the seconds to the file; prints all but the figures.
+
+        Both say how much other work ran all the while.
+        """
         from rich.table import Table
 
-        machine = describe_machine(self.device)
+        machine, share = describe_machine(self.device), self._others.share()
         notes = [*found.notes]
         if self.device == "cpu" and machine.vendor == "AuthenticAMD":
             notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on some of them.")
         seconds = time.perf_counter() - self._began
         measured = {"benchmark": self.name, "machine": vars(machine), "ours": found.ours, **found.figures}
+        measured |= {"notes": notes, "seconds": seconds, "other_work": share}
         self.out.parent.mkdir(parents=True, exist_ok=True)
-        report = json.dumps({**measured, "notes": notes, "seconds": seconds}, indent=1, allow_nan=False)
-        self.out.write_text(report + "\n")
+        self.out.write_text(json.dumps(measured, indent=1, allow_nan=False) + "\n")
         versions = ", ".join(f"{name} {version}" for name, version in machine.versions.items())
         self._console.print(f"\nmeasured on {machine}; device: {machine.device}; {versions}", highlight=False)
-        for item in (*found.shown, "", *(f"- {note}" for note in notes)):
+        for item in (*found.shown, *other_work("all of it", share), "", *(f"- {note}" for note in notes)):
             if isinstance(item, Table):
                 # A table is copied without what stands around it.
                 item.title = f"{item.title}; {machine}"

@@ -11,8 +11,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 
-from benchmarks.session import Options, Report, Session, by_turns, make_table, other_work, run_benchmark, show, spreads
-from twin.machine import Neighbours
+from benchmarks.session import Options, Report, Session, by_turns, make_table, run_benchmark, show, spreads
 from twin.sides import SideFailed
 
 _ROOT = Path(__file__).resolve().parents[1]
@@ -55,7 +54,7 @@ def _measure(session: Session) -> Report:
         experiments["dates"] = []
     if session.options.text is not None:
         experiments["shakespeare-char"] = ["--data.path", str(session.options.text)]
-    rounds, others = session.rounds(1 if session.quick else 2), Neighbours()
+    rounds = session.rounds(1 if session.quick else 2)
     session.say("an interpreter that does nothing; train.py --help ...")
     small = {"nothing": ["-c", "pass"], "help": ["train.py", "--help"]}
     calls = {name: partial(time_programs, [command], session.device) for name, command in small.items()}
@@ -76,15 +75,14 @@ def _measure(session: Session) -> Report:
         for name, kinds in found.items()
         for kind, taken in kinds.items()
     }
-    share, tiny = others.share(), ", tiny" if session.quick else ""
+    tiny = ", tiny" if session.quick else ""
     nothing, help_page = (show(alone[name]) for name in small)
     shown = [
         f"\npython train.py --help: {help_page} s; an interpreter that does nothing: {nothing} s",
         make_table("from the command to the first step", rows),
-        *other_work("all of it", share),
     ]
     ours = {f"{name}{tiny}, {kind}": found[name][kind]["first_step"] for name in found for kind in (COLD, WARM)}
-    return Report({**alone, "starts": rows, "other_work": share}, ours, shown, _NOTES)
+    return Report({**alone, "starts": rows}, ours, shown, _NOTES)
 
 
 class Starts:

@@ -73,7 +73,10 @@ def cases(device: str, *, quick: bool) -> list[TrainingCase]:
             "vaswani-base": (architecture("vaswani-base"), BatchShape(64, 256, 256)),
             "bert-base": (architecture("bert-base"), BatchShape(32, 512)),
         }
-        found = [TrainingCase(name, bfloat16(config), shape, 5, 10) for name, (config, shape) in large.items()]
+        found = [
+            TrainingCase(name, replace(config, compute=replace(config.compute, dtype="bfloat16")), shape, 5, 10)
+            for name, (config, shape) in large.items()
+        ]
     return [_shrunk(case) for case in found] if quick else found
 
 
@@ -92,11 +95,6 @@ def architecture(name: str) -> TransformerConfig:
 def without_dropout(config: TransformerConfig) -> TransformerConfig:
     """Drops nothing: no implementation draws another's masks, and the losses must agree."""
     return replace(config, dropout=DropoutConfig())
-
-
-def bfloat16(config: TransformerConfig) -> TransformerConfig:
-    """The same, computed in bfloat16."""
-    return replace(config, compute=replace(config.compute, dtype="bfloat16"))
 
 
 def _shrunk(case: TrainingCase) -> TrainingCase:

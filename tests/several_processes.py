@@ -4,7 +4,10 @@ import os
 import socket
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+from jax_tformer.runs.metrics import read_metrics
 
 ROOT = Path(__file__).parents[1]
 SMALL = (
@@ -32,6 +35,15 @@ def finish(children, seconds=500):
     """Waits for all; returns the status, output and errors of each."""
     told = [child.communicate(timeout=seconds) for child in children]
     return [(child.returncode, *texts) for child, texts in zip(children, told, strict=True)]
+
+
+def wait_for_rows(run, count, children):
+    """Waits until a run's log has so many rows."""
+    deadline = time.monotonic() + 120
+    while len(read_metrics(run / "metrics.jsonl")) < count:
+        alive = time.monotonic() < deadline and all(child.poll() is None for child in children)
+        assert alive, f"no step was made: {finish(children, 5)}"
+        time.sleep(0.05)
 
 
 def run_alone(program, devices=1, **more):

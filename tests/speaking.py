@@ -2,7 +2,6 @@
 
 import json
 import sys
-from contextlib import closing
 from dataclasses import replace
 
 import jax
@@ -27,7 +26,7 @@ def write_runs(folder):
     write_run(folder / "text", text)
     write_run(folder / "learned", text, positions="learned", max_positions=CONTEXT)
     write_run(folder / "pairs", PairData(path=str(pairs), source_length=SOURCE_LENGTH, target_length=TARGET_LENGTH))
-    masked = MaskedTextData(context_length=CONTEXT, source="python-docs", tokenizer=TokenizerConfig("bytes"))
+    masked = MaskedTextData("python-docs", context_length=CONTEXT, tokenizer=TokenizerConfig("bytes"))
     write_run(folder / "masked", masked)
 
 
@@ -43,7 +42,7 @@ def write_run(path, data, **stack):
     )
     run = RunFolder(path)
     run.create(ExperimentConfig(model=model, data=data), tokenizer)
-    with closing(Checkpoints(run.checkpoints, 1)) as checkpoints:
+    with Checkpoints(run.checkpoints, 1) as checkpoints:
         checkpoints.save(0, {"params": transformer(model).init(jax.random.key(1))}, {})
 
 

@@ -66,8 +66,8 @@ def loss_and_gradients(config, params, mesh):
 
     with jax.set_mesh(mesh):
         compute = jax.jit(jax.value_and_grad(loss), out_shardings=(None, shardings), compiler_options=options)
-        drawn = draw_batch(config, np.random.default_rng(0), ROWS, LENGTH, SOURCE)
-        compiled = compute.lower(params, batch := place_batch(mesh, drawn)).compile()
+        batch = place_batch(mesh, draw_batch(config, 0, ROWS, LENGTH, SOURCE))
+        compiled = compute.lower(params, batch).compile()
     assert "reduce-scatter" not in compiled.as_text(), "gloo's is wrong for large arrays (docs/known-issues.md)"
     return jax.device_get(compiled(params, batch))
 

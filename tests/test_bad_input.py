@@ -7,24 +7,9 @@ import tempfile
 import pytest
 
 from tests.several_processes import ROOT, finish, start
-from tests.small_runs import again
+from tests.small_runs import TINY, again
 
 BERT = "of type 'bert' is trained with --model.encoder.positions learned; begin a run with these flags"
-
-
-def test_text_files(refuse, folder):
-    contents = {"text.txt": None, "empty": b"", "binary": b"abc\x00def" * 100, "UTF-8": b"caf\xe9 " * 100}
-    for message, content in (contents | {"expected at least": b"short"}).items():
-        if content is not None:
-            (folder / "text.txt").write_bytes(content)
-        assert message in refuse(again())
-
-
-def test_a_pair_without_a_tab(refuse, folder):
-    lines = [f"source {i}\ttarget {i}" for i in range(2000)]
-    lines[1233] = "one column only"
-    (folder / "pairs.tsv").write_text("\n".join(lines))
-    assert "1,234" in refuse("pairs --data.path pairs.tsv --run run")
 
 
 @pytest.mark.parametrize(
@@ -32,6 +17,9 @@ def test_a_pair_without_a_tab(refuse, folder):
     [
         ("nothing", "there is no experiment 'nothing'; expected one of python-docs, dates"),
         ("text", "--data.path"),
+        # tests/test_sources.py has more of what a file may hold.
+        (f"text --data.path file --run run {TINY}", "the training part of the text has 7 tokens; expected at least 9"),
+        ("pairs --data.path others/pairs.tsv --run run", "others/pairs.tsv, line 1: 1 column; expected 2"),
         (f"text --data.path {'x' * 300}", "x"),
         ("text --data.path ~nobody-of-this-name/text", "~nobody"),
         (f"dates --run {'x' * 300}", "x"),
@@ -79,7 +67,7 @@ def test_a_pair_without_a_tab(refuse, folder):
 )
 def test_what_cannot_be_is_refused(refuse, folder, arguments, message):
     (folder / "others").mkdir()
-    for name in ("file", "others/thesis.tex"):
+    for name in ("file", "others/thesis.tex", "others/pairs.tsv"):
         (folder / name).write_text("precious")
     assert message in refuse(arguments)
 

@@ -52,15 +52,21 @@ def run(ended, tmp_path):
     return shutil.copytree(ended, tmp_path / "run")
 
 
-@pytest.mark.parametrize("name", ["lion", "adafactor", "muon", "sgd"])
-def test_every_optimizer_goes_on_where_it_was(begin, tmp_path, name):
-    run, flags = tmp_path / "run", f"--optimizer.name {name} --steps 4 --training.checkpoint-every 2"
+@pytest.mark.parametrize(
+    "flags",
+    [
+        *(f"--optimizer.name {name}" for name in ("lion", "adafactor", "muon", "sgd")),
+        "--lora.rank 2 --lora.targets value,down --lora.dropout 0.1",
+    ],
+)
+def test_every_optimizer_and_adapters_go_on_where_they_were(begin, tmp_path, flags):
+    run, flags = tmp_path / "run", f"{flags} --steps 4 --training.checkpoint-every 2"
     begin(run, flags)
-    whole = losses(run)
+    whole, params = losses(run), load_trained(RunFolder(run), 4).params
     lose(run, 4)
     begin(run, flags)
     assert losses(run) == whole
-    assert (run / "checkpoints" / "4").exists()
+    assert_same_bits(load_trained(RunFolder(run), 4).params, params)
 
 
 @pytest.fixture(autouse=True)

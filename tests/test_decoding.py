@@ -160,14 +160,14 @@ def test_beams_find_the_most_probable_sequence():
 
 
 @pytest.mark.parametrize(
-    ("name", "sources", "begin"),
-    [("gpt", [None] * 2, []), ("gpt", [None] * 2, [START]), ("seq2seq", [[3, 4], [5, 6, 7]], [START])],
+    ("name", "sources", "start_id"),
+    [("gpt", None, None), ("gpt", None, START), ("seq2seq", [[3, 4], [5, 6, 7]], START)],
 )
-def test_score_is_the_log_probability(name, sources, begin):
+def test_score_is_the_log_probability(name, sources, start_id):
     texts = [[3, 4, 5, 6, 7], [9, 2]]
-    options = {"sources": sources if name == "seq2seq" else None, "start_id": START if begin else None}
-    for text, source, found, perplexity in zip(texts, sources, *score(*model(name), texts, **options), strict=True):
-        expected = log_probabilities(name, [*begin, *text], source)
+    scored = score(*model(name), texts, sources=sources, start_id=start_id)
+    for text, source, found, perplexity in zip(texts, sources or [None] * 2, *scored, strict=True):
+        expected = log_probabilities(name, text if start_id is None else [start_id, *text], source)
         np.testing.assert_allclose(found, expected, atol=1e-5)
         assert perplexity == pytest.approx(np.exp(-np.mean(expected)), rel=1e-5)
 
@@ -201,8 +201,8 @@ UNKNOWN = "a token has the id 17"
         ("gpt", [[3], [17]], {}, UNKNOWN),
         ("gpt", [[3]], {"end_id": 17}, UNKNOWN),
         ("seq2seq", [[3]], {"start_id": 17}, UNKNOWN),
-        ("gpt", [[3]], {"begin_suppress_tokens": (3, 17)}, UNKNOWN),
-        ("gpt", [[3]], {"bad_words_ids": ((3, 4), (17, 3))}, UNKNOWN),
+        ("gpt", [[3]], {"decoding": DecodingConfig(8, begin_suppress_tokens=(3, 17))}, UNKNOWN),
+        ("gpt", [[3]], {"decoding": DecodingConfig(8, bad_words_ids=((3, 4), (17, 3)))}, UNKNOWN),
         ("gpt", [[3] * 9], {"context": 8}, "a prompt has 9 tokens; expected at most 8"),
         ("gpt", [[3]], {"context": 1}, "context is 1"),
         ("eight", [[3, 4]], {}, "a text has 9 tokens; the model has 8 learned positions"),
@@ -215,10 +215,9 @@ UNKNOWN = "a token has the id 17"
     ],
 )
 def test_what_cannot_be_generated(name, prompts, options, message):
-    settings = {key: options.pop(key) for key in options.keys() & DecodingConfig.__dataclass_fields__.keys()}
     for ask in (generate, stream):
         with refused(message):
-            list(ask(*model(name), prompts, DecodingConfig(8, **settings), **options))
+            list(ask(*model(name), prompts, **{"decoding": DecodingConfig(8)} | options))
 
 
 def test_a_beam_search_is_no_stream():
@@ -257,22 +256,32 @@ def test_a_full_cache_segments_and_layers_apart_are_refused():
             call()
 
 
+UNEVEN = {"end_id": 4, "limits": [140, 100, 12, 60]}
+
+
 @pytest.mark.parametrize(
-    ("name", "settings"),
+    ("name", "settings", "asked", "program"),
     [
-        ("gpt", {"temperature": 1.0}),
+        ("gpt", {"temperature": 1.0}, {}, advance),
         # What these look back at goes on when the cache grows.
-        ("gpt", {"num_beams": 3, "num_return_sequences": 2, "no_repeat_ngram_size": 3, "repetition_penalty": 1.2}),
+        (
+            "gpt",
+            {"num_beams": 3, "num_return_sequences": 2, "no_repeat_ngram_size": 3, "repetition_penalty": 1.2},
+            UNEVEN,
+            search,
+        ),
         pytest.param(
-            "seq2seq", {"num_beams": 3, "early_stopping": "never", "length_penalty": 2.0}, marks=pytest.mark.deep
+            "seq2seq",
+            {"num_beams": 3, "early_stopping": "never", "length_penalty": 2.0},
+            UNEVEN | {"start_id": START},
+            search,
+            marks=pytest.mark.deep,
         ),
     ],
 )
-def test_a_cache_that_grows(name, settings, monkeypatch):
+def test_a_cache_that_grows(name, settings, asked, program, monkeypatch):
     call = (*model(name), PROMPTS, DecodingConfig(140, **settings))
-    asked = {"end_id": 4, "limits": [140, 100, 12, 60]} if "num_beams" in settings else {}
-    asked |= {"start_id": START} if name == "seq2seq" else {}
-    whole, program = generate(*call, **asked), search if "num_beams" in settings else advance
+    whole = generate(*call, **asked)
     before = program._cache_size()
     monkeypatch.setattr(generation, "SHORT", 16)
     found = generate(*call, **asked)

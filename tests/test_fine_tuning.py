@@ -159,8 +159,7 @@ def test_what_cannot_be_fine_tuned(made, folder, refuse, arguments, message):
     say("config.json", architectures=["SomeModel"])(Path("unknown"))
     write("tokenizer.json", None)(Path("silent"))
     write("model.safetensors", "")(Path("broken"))
-    place = "--data.path text.txt" if "--init" in arguments else ""
-    assert message in refuse(f"{arguments} {place}")
+    assert message in refuse(f"{arguments} {'--data.path text.txt' if '--init' in arguments else ''}")
 
 
 CHAT, GENERATION = "chat_template.jinja", "generation_config.json"

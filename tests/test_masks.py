@@ -64,8 +64,7 @@ def test_a_bias_is_added_to_the_scores(implementation, shape):
     rng = np.random.default_rng(2)
     query, key, value = (jnp.asarray(rng.standard_normal((2, 70, 3, 4))) for _ in range(3))
     bias = jnp.asarray(rng.standard_normal(shape))
-    seen = Mask(causal=True, bias=bias)
-    found = attend_by(implementation, query, key, value, seen, 0.5)[0]
+    found = attend_by(implementation, query, key, value, Mask(causal=True, bias=bias), 0.5)[0]
     scores = jnp.einsum("bthc,bshc->bhts", query, key) * 0.5 + bias
     weights = jax.nn.softmax(jnp.where(np.tri(70, dtype=bool)[None, None], scores, -jnp.inf), axis=-1)
     np.testing.assert_allclose(found, jnp.einsum("bhts,bshc->bthc", weights, value), rtol=1e-12, atol=1e-12)

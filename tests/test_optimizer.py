@@ -16,8 +16,7 @@ from jax_tformer.training.optimizer import decay_mask, learning_rate, optimizer
 
 
 def rates(config, steps):
-    schedule = learning_rate(config, steps)
-    return np.array([float(schedule(jnp.asarray(n))) for n in range(steps)])
+    return np.array(learning_rate(config, steps)(jnp.arange(steps)))
 
 
 def test_the_papers_schedule():
@@ -86,8 +85,7 @@ def test_what_each_parameter_gets(name):
     """
     params = trained(transformer(MODELS[name]).shapes)
     paths = traverse_util.flatten_dict(params, sep=".")
-    tx = optimizer(OptimizerConfig(name="muon", clip_norm=None), 10)
-    state = jax.eval_shape(tx.init, params)
+    state = jax.eval_shape(optimizer(OptimizerConfig(name="muon", clip_norm=None), 10).init, params)
     found = {}
     for rule, inner in state.inner_states.items():
         kept = inner.inner_state[0].trace if rule == "matrices" else optax.tree_utils.tree_get(inner, "mu")
@@ -101,8 +99,8 @@ def test_what_each_parameter_gets(name):
 
 
 def test_adafactor_keeps_rows_and_columns_of_each_layer():
-    tx = optimizer(OptimizerConfig(name="adafactor", clip_norm=None), 10)
-    state = jax.eval_shape(tx.init, transformer(ARCHITECTURES["gpt2"]).shapes)[0]
+    init = optimizer(OptimizerConfig(name="adafactor", clip_norm=None), 10).init
+    state = jax.eval_shape(init, transformer(ARCHITECTURES["gpt2"]).shapes)[0]
     kept = [traverse_util.flatten_dict(tree, sep=".") for tree in (state.rows, state.columns)]
     for path, shapes in {
         "decoder.blocks.self_attention.query.kernel": [(12, 768, 1), (12, 1, 768)],

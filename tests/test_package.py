@@ -59,8 +59,7 @@ def test_a_model_shows_its_shape():
     assert "tied to the token table" in summary[1]
     assert cells["embedding.tokens.embedding"][1:] == ["[50257,", "768]", "38,597,376", "154,389,504"]
     assert cells["all"][1:] == ["124,439,808", "497,759,232"]
-    numbers = [int(line.split()[-2].replace(",", "")) for line in summary if "[" in line]
-    assert sum(numbers) == 124_439_808
+    assert sum(int(line.split()[-2].replace(",", "")) for line in summary if "[" in line) == 124_439_808
 
 
 def test_contributors_are_sent_to_files_that_exist():

@@ -20,8 +20,7 @@ WHOLE = [[[END, *text], [*text, END]] for text in DOCUMENTS]
 
 def write_texts(path, _):
     """With a long document behind the others, of which the end is held out."""
-    texts = [bytes(text).decode() for text in [*DOCUMENTS, [90] * 2000]]
-    write_lines(path.with_name("a.jsonl"), texts)
+    write_lines(path.with_name("a.jsonl"), [bytes(text).decode() for text in [*DOCUMENTS, [90] * 2000]])
 
 
 def rows_of(folder, packing, write=write_llm_c, ids=IDS, **changes):
@@ -64,8 +63,7 @@ def test_documents_are_the_same_whoever_wrote_them(write, ids, tmp_path):
 def test_every_policy_reads_each_document_once(packing, tmp_path):
     (batch, _), left = rows_of(tmp_path, packing), list(WHOLE)
     for row in pieces_of(batch):
-        lengths = [len(tokens) for tokens, _ in row]
-        assert sum(lengths) == LENGTH or packing == "best_fit"
+        assert sum(len(tokens) for tokens, _ in row) == LENGTH or packing == "best_fit"
         for place, piece in enumerate(row):
             # The document that it is of begins with it, or goes on with it.
             (of,) = [text for text in left if [side[: len(piece[0])] for side in text] == piece][:1]

@@ -121,8 +121,8 @@ def rows_of(batches, name="tokens"):
     return [tuple(row) for batch in batches for row in batch[name].tolist()]
 
 
-def sources_of(batches, tokenizer):
-    return [tokenizer.decode(row) for batch in batches for row in batch["source"]]
+def sources_of(batches, tokenizer, side="source"):
+    return [tokenizer.decode(row) for batch in batches for row in batch[side]]
 
 
 # What holds for all of them
@@ -193,8 +193,7 @@ def test_fingerprint_is_of_the_content_and_not_of_the_place(kind, tmp_path):
         (path := tmp_path / f"{name}.{kind}").write_text(text)
         return build(TextData(path=str(path), context_length=16))[0].fingerprint
 
-    changed = TEXT.replace("7 bottles", "7 b0ttles")
-    assert fingerprint("a", TEXT) == fingerprint("b", TEXT) != fingerprint("a", changed)
+    assert fingerprint("a", TEXT) == fingerprint("b", TEXT) != fingerprint("a", TEXT.replace("7 bottles", "7 b0ttles"))
 
 
 def test_fingerprint_is_that_of_earlier_versions():
@@ -256,13 +255,11 @@ def test_a_mixture_has_its_weights_and_each_source_its_own_epochs(place):
             count = sum(of == source for of, _ in drawn[begin : begin + 10_000])
             assert abs(count - share) < 5 * (share * (1 - share / 10_000)) ** 0.5
     (pipeline,), _ = pipelines("mixed", place)
-    counts = {str(place / "1"): 2700 - 16, str(place / "text.txt"): round(len(TEXT) * 0.9) + 1 - 16}
-    shares = {path: share / count for (path, count), share in zip(counts.items(), (0.7, 0.3), strict=True)}
-    assert pipeline.epochs(1000) == pytest.approx(
-        {f"epochs/{path}": 8000 * of for path, of in shares.items()}, rel=1e-3
-    )
-    for batches, rows in ((first(pipeline, 250), 1400), (pipeline.evaluation, 16)):
-        assert sum(min(row) >= 200 for row in rows_of(batches)) == pytest.approx(rows, abs=60 if rows > 16 else 0)
+    # Windows of 16 tokens in 2,700 ids, and in a start token and the text.
+    epochs = {"1": 5600 / (2700 - 16), "text.txt": 2400 / (round(len(TEXT) * 0.9) + 1 - 16)}
+    assert pipeline.epochs(1000) == pytest.approx({f"epochs/{place}/{name}": x for name, x in epochs.items()}, rel=1e-3)
+    for batches, rows, near in ((first(pipeline, 250), 1400, 60), (pipeline.evaluation, 16, 0)):
+        assert abs(sum(min(row) >= 200 for row in rows_of(batches)) - rows) <= near
     assert pipeline.notes == [f"{place / '1'}: 2,700 ids to train on, 300 held out"]
 
 
@@ -318,14 +315,13 @@ def test_tokenizers_of_text_and_what_is_said_of_it(tmp_path):
     assert build(text_in(tmp_path, tokenizer=BYTES))[0].bytes_per_token == 1.0
     (tmp_path / "table.CSV").write_text(TEXT)
     assert build(TextData(path=str(tmp_path / "ta*")))[0].notes == ["1 .csv files are read as plain text"]
+
     # BPE is trained on what is not held out.
-    made = []
-    for end in ("abcdefg " * 50, "tuvwxyz " * 50):
+    def bpe(end):
         (tmp_path / "text.txt").write_text("some words that come again and again " * 100 + end)
-        made.append(
-            build_tokenizer_for(text_in(tmp_path, tokenizer=TokenizerConfig("bpe", 300), held_out=0.2)).to_json()
-        )
-    assert made[0] == made[1]
+        return build_tokenizer_for(text_in(tmp_path, tokenizer=TokenizerConfig("bpe", 300), held_out=0.2)).to_json()
+
+    assert bpe("abcdefg " * 50) == bpe("tuvwxyz " * 50)
 
 
 def test_masked_tokens_are_restored_by_their_labels(place):
@@ -452,13 +448,10 @@ def test_dates_with_every_tokenizer(tokenizer):
 
 def test_dates_are_unlimited_and_held_out_days_stay_out():
     pipeline, tokenizer = build(DATES)
-    trained, evaluated = (
-        {tokenizer.decode(row) for batch in batches for row in batch["target"]}
-        for batches in (first(pipeline, 300), pipeline.evaluation)
-    )
+    trained = {*sources_of(first(pipeline, 300), tokenizer, "target")}
     assert len(trained) > 1100
     assert len(pipeline.examples) == 512
-    assert not trained & (evaluated | {target for _, target in pipeline.examples})
+    assert not trained & {*sources_of(pipeline.evaluation, tokenizer, "target"), *(day for _, day in pipeline.examples)}
 
 
 def test_a_rare_date_that_is_too_long_is_drawn_again(monkeypatch):
@@ -503,10 +496,11 @@ def test_pairs_are_needed_on_both_sides(of, tmp_path):
 
 
 def test_a_tokenizer_that_lacks_what_the_data_needs(place):
-    pairs_on_characters = pairs_in(place), TextData("python-docs", tokenizer=CHARACTERS)
-    more = text_in(place, "more", tokenizer=CHARACTERS), text_in(place, tokenizer=CHARACTERS)
-    masked = text_in(place, kind=MaskedTextData), text_in(place)
-    for (data, of), message in ((more, "'€'"), (masked, "no mask token"), (pairs_on_characters, "no start token")):
+    for data, of, message in (
+        (text_in(place, "more"), text_in(place, tokenizer=CHARACTERS), "'€'"),
+        (text_in(place, kind=MaskedTextData), text_in(place), "no mask token"),
+        (pairs_in(place), text_in(place, tokenizer=CHARACTERS), "no start token"),
+    ):
         with refused(message):
             build_pipeline(data, TRAINING, build_tokenizer_for(of))
 

@@ -1,15 +1,13 @@
 """A run that is stopped and started again ends as one that was not: the same losses, to the bit."""
 
 import signal
-import time
 
 import pytest
 
 from jax_tformer.cli import train
 from jax_tformer.files import read_json
-from jax_tformer.runs.metrics import read_metrics
 from tests.damages import flip_bit
-from tests.several_processes import ROOT, finish, start
+from tests.several_processes import ROOT, finish, start, wait_for_rows
 from tests.small_runs import losses, succeed
 
 STEPS = 40
@@ -42,9 +40,7 @@ def uninterrupted(tmp_path_factory):
 def test_stopped_and_started_again(number, at, tmp_path, uninterrupted, capsys):
     run = tmp_path / "run"
     process = start([ROOT / "train.py", "dates", "--run", run, *FLAGS.split()], 1)
-    while not any(row["step"] >= at for row in read_metrics(run / "metrics.jsonl")):
-        assert process.poll() is None, process.communicate()
-        time.sleep(0.05)
+    wait_for_rows(run, at, [process])
     process.send_signal(number)
     [(ended, output, errors)] = finish([process])
     assert ended == (-number if number == signal.SIGKILL else 128 + number), errors

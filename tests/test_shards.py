@@ -101,8 +101,7 @@ def test_what_does_not_suit_is_said(tmp_path):
 @pytest.mark.parametrize("content", ["", None])
 def test_a_file_that_changes_under_a_run(content, tmp_path):
     write_nanogpt(tmp_path / "train.bin", IDS)
-    pipeline = pipeline_of(data_at(tmp_path))
-    batches = pipeline.train_iterator()
+    batches = pipeline_of(data_at(tmp_path)).train_iterator()
     next(batches)
     write("train.bin", content)(tmp_path)
     with pytest.raises((InputError, FileNotFoundError), match=r"train\.bin"):

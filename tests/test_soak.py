@@ -13,7 +13,7 @@ import pytest
 
 from jax_tformer.files import read_json
 from jax_tformer.runs.checkpoints import find_damage, list_steps, orbax, restore
-from tests.several_processes import finish, train
+from tests.several_processes import finish, train, wait_for_rows
 from tests.small_runs import losses
 
 MANY = (
@@ -79,8 +79,7 @@ def test_kills_at_random_moments_lose_nothing(count, kills, soak, tmp_path, requ
     wanted, draw = (kills, random.Random(215)) if seed is None else (soak, random.Random(seed))
     began, devices = time.monotonic(), 2 // count
     children = train(tmp_path / "alone", count, devices, MANY)
-    while not rows_in(tmp_path / "alone") and children[0].poll() is None:
-        time.sleep(0.01)
+    wait_for_rows(tmp_path / "alone", 1, children)
     start = time.monotonic() - began
     assert [status for status, *_ in finish(children)] == [0] * count
     expected = result_of(tmp_path / "alone")

@@ -241,9 +241,8 @@ def test_little_more_is_in_memory_than_the_text_and_its_ids(kind, tmp_path, monk
     training = TrainingConfig(batch_size=2, evaluate_batches=1)
     build(data, training)  # what is imported and kept at the first time
     size = len(load_text(data).content)
-    peak = traced_peak(lambda: build(data, training))
     # A byte for each of the text, two for its id; their array grows by an eighth.
-    assert peak < 1.3 * 3 * size + 500_000
+    assert traced_peak(lambda: build(data, training)) < 1.3 * 3 * size + 500_000
 
 
 # What is refused

@@ -19,6 +19,7 @@ from jax_tformer.training.prepare import prepare
 from jax_tformer.training.processes import joined
 from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh, parameter_shardings, place_batch
 from tests import small_models
+from twin.cases import Lengths, batch_for
 
 ROWS, STEPS = 16, 10
 STACK = replace(small_models.STACK, num_heads=4)
@@ -35,34 +36,20 @@ MODELS = {
 }
 
 
-def draw_batch(config, generator, rows, length, source):
+def draw_batch(config, seed, rows, length, source):
     """Draws a batch with padding, several texts in a row, and a prefix where the model takes one."""
-
-    def ids(length):
-        return generator.integers(0, config.vocab_size, (rows, length)).astype(np.int32)
-
-    def marks(least, length):
-        return np.arange(length)[None] < generator.integers(least, length + 1, (rows, 1))
-
-    def segments(length):
-        return np.sort(generator.integers(1, 4, (rows, length)), axis=1).astype(np.int32)
-
-    if config.encoder is not None and config.decoder is not None:
-        masks = {"source_mask": marks(source // 2, source), "target_mask": marks(length // 2, length)}
-        numbers = {"source_segments": segments(source), "target_segments": segments(length)}
-        return {"source": ids(source), "target": ids(length), "labels": ids(length), **masks, **numbers}
-    prefix = {} if config.decoder is None or config.decoder.window else {"prefix": marks(0, length)}
-    marked = {"tokens": ids(length), "labels": ids(length), "mask": marks(length // 2, length)}
-    return {**marked, "segments": segments(length), **prefix}
+    prefix = " prefix" if config.encoder is None and not config.decoder.window else ""
+    lengths = Lengths(rows, source if config.encoder and config.decoder else length, length)
+    return batch_for(config, f"right segments{prefix}", seed, lengths)
 
 
 def losses(model, mesh, accumulation, steps=STEPS):
     """Returns the losses of the first of ten steps, and the share of the largest parameter that one device holds."""
     config = MODELS[model].with_dtype("float64")
     mesh = make_mesh(MeshConfig(**mesh), ROWS // accumulation)
-    length, generator, rows = 16 if model == "long rows" else 7, np.random.default_rng(0), local_rows(mesh, ROWS)
-    drawn = (draw_batch(config, generator, ROWS, length, length) for _ in range(steps))
-    batches, found = [{name: array[rows] for name, array in batch.items()} for batch in drawn], []
+    length, rows, found = 16 if model == "long rows" else 7, local_rows(mesh, ROWS), []
+    drawn = (draw_batch(config, step, ROWS, length, length) for step in range(steps))
+    batches = [{name: array[rows] for name, array in batch.items()} for batch in drawn]
     tx, training = optimizer(OptimizerConfig(), STEPS), TrainingConfig(batch_size=ROWS, accumulation=accumulation)
     prepared = prepare(transformer(config), tx, mesh, training, abstract_batch(mesh, batches[0]))
     step, state = prepared.step.compile(), prepared.first_state()
@@ -91,13 +78,15 @@ def answers(model, mesh):
         return advance(net, rules, params, state, *more)
 
     generate.advance = watch
-    ways = [{}, {"temperature": 1.0, "top_k": 9, "num_return_sequences": 2}, {"repetition_penalty": 1.5}]
-    ways += [{"num_beams": 3, "num_return_sequences": 2}]
     ends = {"end_id": 4} | ({"start_id": 1} if config.encoder else {})
-    for way in ways:
+    for way in (
+        {"repetition_penalty": 1.5},
+        {"temperature": 1.0, "top_k": 9, "num_return_sequences": 2},
+        {"num_beams": 3, "num_return_sequences": 2},
+    ):
         found.append(generate.generate(net, params, prompts, DecodingConfig(5, **way), **ends))
     if config.encoder is None:
-        found.append(generate.generate(net, params, prompts, DecodingConfig(12), context=8))
+        found.append(generate.generate(net, params, prompts, DecodingConfig(6), context=8))
     return [[np.round(x, 9).tolist() for x in one if x is not None] for one in found], sorted(shares)
 
 

@@ -9,7 +9,7 @@ from jax_tformer.config import RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import Slot, reference_shape, slots
-from parity.gates.pair import Tensors
+from parity.gates.pytrees import Tensors
 
 REGIMES = {"std 0.02": 0.02, "std 0.2": 0.2}
 """Standard deviations of matrices: near initialisation, and large enough for sharp attention."""

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from jax_tformer.functional import Params, transformer
+from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.names import from_reference, reference_shape, slots, to_reference
 from jax_tformer.lora import trained, without_adapters
 from jax_tformer.startup import compiler_options as training_options
@@ -45,7 +45,7 @@ class JaxSide:
 
     def shapes(self) -> dict[str, tuple[int, ...]]:
         """Returns the shape of every parameter, by the names of `torch_ref`."""
-        return {name: reference_shape(slot) for name, slot in slots(self.net.shapes).items()}
+        return reference_shapes(self.net)
 
     def numbers_that_train(self) -> int:
         """Returns how many numbers train: those of all parameters, or of the adapters."""
@@ -58,8 +58,7 @@ class JaxSide:
             if weights is None:
                 given = None
                 if self._initial is not None:
-                    plain = transformer(without_adapters(self.net.config))
-                    given = self._params(self._initial, plain.shapes)
+                    given = self._params(self._initial, transformer(without_adapters(self.net.config)).shapes)
                 state = jax.jit(lambda key, given: init_state(self.net, self._tx, key, given))(key, given)
             else:
                 params, zero = self._params(weights, self.net.shapes), jnp.zeros((), jnp.int32)
@@ -101,6 +100,11 @@ class JaxSide:
 
     def _placed(self, batch: Tensors) -> dict[str, jax.Array]:
         return {name: jax.device_put(array, self._device) for name, array in batch.items()}
+
+
+def reference_shapes(net: AnyTransformer) -> dict[str, tuple[int, ...]]:
+    """Returns the shape of every parameter of `net`, by the names of `torch_ref`."""
+    return {name: reference_shape(slot) for name, slot in slots(net.shapes).items()}
 
 
 def full_precision() -> None:

@@ -122,6 +122,10 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         short_names={short: long for short, long in SHORT_NAMES.items() if short != "--steps"},
     )
     check_fields(options)
+    require(
+        options.truth != "yes" or options.dtype != "float64",
+        "truth is 'yes' and dtype is 'float64'; float64 is the truth already: leave --truth out",
+    )
     model = _model(options, config.model)
     data = with_own_tokenizer(options.data, flags) if options.init is None else options.data
     experiment = ExperimentConfig(model, data, options.optimizer, options.training, init=options.init)
@@ -137,7 +141,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
         seeds=_seeds(options),
         dtype=options.dtype,
         dropout=options.dropout,
-        truth=_truth(options),
+        truth=options.truth,
         torch_compile=options.torch_compile,
         memory=options.memory,
     )
@@ -162,14 +166,6 @@ def _seeds(options: CompareOptions) -> tuple[int, ...]:
         f"seeds is {options.seeds} and training.seed is {first}; expected seeds up to 2^32 - 1",
     )
     return tuple(range(first, first + options.seeds))
-
-
-def _truth(options: CompareOptions) -> Literal["auto", "yes", "no"]:
-    require(
-        options.truth != "yes" or options.dtype != "float64",
-        "truth is 'yes' and dtype is 'float64'; float64 is the truth already: leave --truth out",
-    )
-    return options.truth
 
 
 def _model(options: CompareOptions, preset: TransformerConfig) -> TransformerConfig:

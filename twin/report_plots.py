@@ -13,9 +13,9 @@ from matplotlib.figure import Figure
 from parity.gates.measure import FLOAT64_BAR
 from twin.record import ParameterError, Record, SeedRecord
 
-INK, LINE, JAX, TORCH, TRUTH, BAND = "#1d1d22", "#d8d8dd", "#0a5fa5", "#e08214", "#5b5b66", "#dfe9f2"
+INK, LINE, JAX, TORCH, BAND = "#1d1d22", "#d8d8dd", "#0a5fa5", "#e08214", "#dfe9f2"
 """Blue and orange can be told apart with every kind of colour blindness, and in grey."""
-VARIABLES = {INK: "--text", LINE: "--line", JAX: "--jax", TORCH: "--torch", TRUTH: "--truth", BAND: "--band"}
+VARIABLES = {INK: "--text", LINE: "--line", JAX: "--jax", TORCH: "--torch", BAND: "--band"}
 """Colour -> the page's variable for it, so that its dark scheme also applies to the pictures."""
 _SMALLEST = 1e-18
 _STYLE: Any = {

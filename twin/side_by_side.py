@@ -8,7 +8,6 @@ from itertools import islice
 from typing import Any
 
 import jax
-import numpy as np
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.experiment import ExperimentConfig
@@ -24,7 +23,7 @@ from twin.machine import Neighbours
 from twin.progress import LiveView
 from twin.record import SeedRecord, parameter_errors
 from twin.sides import HUGE_PAGES, Alone, Masks, Setting, Side, SideFailed, Tensors, require_same_step
-from twin.torch_side import TorchSide
+from twin.torch_side import TorchSide, wide
 
 ALONE_STEPS = 12
 """Steps of each side alone: the first, which also compiles, and those that are timed."""
@@ -126,13 +125,11 @@ def first_difference(
     """Finds where the two part with the weights of `seed`, or says in a sentence why it finds nothing."""
     ours.start(seed, None)
     weights = ours.parameters()
-    # PyTorch's cross entropy takes no labels of 32 bits.
-    wide = {key: array.astype(np.int64) if array.dtype == np.int32 else array for key, array in batch.items()}
     with jax.enable_x64(True):
         pair = Pair(model, weights)
         pair.module = theirs.in_float64().eval()
         pair.load(weights)
-        return where_they_part(pair, wide, name) or SAME
+        return where_they_part(pair, wide(batch), name) or SAME
 
 
 @dataclass(frozen=True)

@@ -100,13 +100,16 @@ class TorchSide:
         return 2 * size**3 / seconds_of(multiply)
 
     def _placed(self, arrays: Tensors) -> dict[str, Tensor]:
-        # torch's embedding and cross-entropy need 64-bit ids.
-        wide = {name: array.astype(np.int64) if array.dtype == np.int32 else array for name, array in arrays.items()}
-        return {name: torch.from_numpy(np.array(array)).to(self._device) for name, array in wide.items()}
+        return {name: torch.from_numpy(np.array(array)).to(self._device) for name, array in wide(arrays).items()}
 
     def _wait(self) -> None:
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
+
+
+def wide(arrays: Tensors) -> dict[str, np.ndarray]:
+    """Returns ids in 64 bits, which torch's embedding and cross-entropy need."""
+    return {name: array.astype(np.int64) if array.dtype == np.int32 else array for name, array in arrays.items()}
 
 
 def torch_device(device: str) -> torch.device:

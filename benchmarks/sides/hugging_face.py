@@ -29,8 +29,8 @@ from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape
 from jax_tformer.config import TransformerConfig
 from jax_tformer.functional import transformer
 from jax_tformer.hub.families import to_huggingface
-from jax_tformer.hub.names import reference_shape, slots
 from torch_ref.training import StepMetrics, adamw, tokens_read
+from twin.jax_side import reference_shapes
 from twin.sides import Setting, Tensors
 from twin.torch_side import TorchSide, device_memory, torch_device
 from twin.transformers_side import load_arrays
@@ -45,7 +45,7 @@ def same_model(config: TransformerConfig) -> Any:
     if config.encoder is None or config.decoder is None:
         gated = config.output_stack.gated
         kind: Any = BertForMaskedLM if config.decoder is None else LlamaForCausalLM if gated else GPT2LMHeadModel
-        drawn = draw_weights({name: reference_shape(slot) for name, slot in slots(transformer(config).shapes).items()})
+        drawn = draw_weights(reference_shapes(transformer(config)))
         described, arrays = to_huggingface(kind.__name__, config, drawn)
         model = kind(kind.config_class(**described | NO_END))
         load_arrays(model, arrays)
@@ -55,8 +55,10 @@ def same_model(config: TransformerConfig) -> Any:
         "activation_function": "relu",
         "scale_embedding": True,
         "dropout": config.dropout.residual,
+        "vocab_size": config.vocab_size,
+        "d_model": config.d_model,
+        "decoder_start_token_id": START_ID,
     }
-    settings |= {"vocab_size": config.vocab_size, "d_model": config.d_model, "decoder_start_token_id": START_ID}
     for side, stack in config.stacks.items():
         settings |= {f"{side}_layers": stack.num_layers, f"{side}_attention_heads": stack.num_heads}
         settings[f"{side}_ffn_dim"] = stack.feedforward_width

@@ -12,10 +12,10 @@ from jax_tformer.config.experiment import DecodingConfig, MeshConfig
 from jax_tformer.decoding.generate import generate
 from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.functional import transformer
-from jax_tformer.hub.names import from_reference, reference_shape, slots
+from jax_tformer.hub.names import from_reference
 from jax_tformer.training.prepare import fit_to_devices
 from jax_tformer.training.sharding import make_mesh
-from twin.jax_side import JaxSide, device_memory
+from twin.jax_side import JaxSide, device_memory, reference_shapes
 from twin.machine import forget_peak
 from twin.sides import Setting
 
@@ -32,10 +32,9 @@ class Decoding:
     def __init__(self, config: TransformerConfig, device: str) -> None:
         self._net, self._device = transformer(config), jax.local_devices(backend=device)[0]
         self._start_id = None if config.encoder is None else START_ID
-        drawn = draw_weights({name: reference_shape(slot) for name, slot in slots(self._net.shapes).items()})
+        weights = from_reference(draw_weights(reference_shapes(self._net)), self._net.shapes)
         with jax.default_device(self._device):
-            weights = jax.device_put(from_reference(drawn, self._net.shapes), self._device)
-            self._params = jax.block_until_ready(layers_apart(weights))
+            self._params = jax.block_until_ready(layers_apart(jax.device_put(weights, self._device)))
         forget_peak()
 
     def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:

@@ -354,18 +354,16 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
     for i, j in product(_tables(values, [start]), tables):
         if j not in values.equal.get(i, ()) and (agreement := _with_table(experiments, i, j)) is not None:
             origin, its, sure = _origin(experiments, i, j)
-            (here, is_given), (there, is_given_there) = _called(values, origin), _called(other, its)
-            said = f"{values.side} reads {here} where {other.side} reads {there}"
-            # The line that reads an input first is not the one that reads the wrong one.
-            place, site = start.number if is_given else origin, None if is_given_there else other.made(its)
-            yield _Shown(said, place, i, agreement, site, sure or (is_given and is_given_there))
-
-
-def _called(values: Values, number: int) -> tuple[str, bool]:
-    """How a table is called, an input by its name, else by the line that makes it; and whether it is an input."""
-    row = values.rows[values.copied(number)]
-    is_given = row.kind == "input"
-    return f"input {row.name}" if is_given else f"`{values.made(number).source}`", is_given
+            given = [side.rows[side.copied(n)] for side, n in ((values, origin), (other, its))]
+            names = [f"input {row.name}" for row in given if row.kind == "input"]
+            if len(set(names)) == 2:
+                # The line that reads an input first is not the one that reads the wrong one.
+                said = f"{values.side} reads {names[0]} where {other.side} reads {names[1]}"
+                yield _Shown(said, start.number, i, agreement)
+                continue
+            sites = values.made(origin), other.made(its)
+            said = f"{values.side} reads `{sites[0].source}` where {other.side} reads `{sites[1].source}`"
+            yield _Shown(said, origin, i, agreement, sites[1], sure)
 
 
 def _with_table(experiments: Experiments, i: int, j: int) -> Agreement | None:

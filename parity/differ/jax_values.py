@@ -109,10 +109,10 @@ class _Run:
             if not isinstance(variable, Literal):
                 return environment[variable]
             dtype = _dtype(variable)
-            wide = self._widen is not None and is_narrow(dtype)
+            if self._widen is None or not is_narrow(dtype):
+                return Known(variable.val, None)
             place = NOWHERE if eqn is None else self._place(eqn)
-            source = linecache.getline(place.file, place.line)
-            return Known(unrounded(variable.val, dtype, source) if wide else variable.val, None)
+            return Known(unrounded(variable.val, dtype, linecache.getline(place.file, place.line)), None)
 
         for n, eqn in enumerate(jaxpr.eqns):
             outputs = self._step(eqn, [read(v, eqn) for v in eqn.invars])

@@ -17,10 +17,10 @@ _PAGE = """<!doctype html>
 <title>{{ title }}</title>
 <style>
 :root { color-scheme: light dark; --line: #d9d9de; --soft: #f4f4f6; --good: #14743c; --bad: #b3261e; --text: #1d1d21;
-        --jax: #0a5fa5; --torch: #e08214; --truth: #5b5b66; --band: #dfe9f2; }
+        --jax: #0a5fa5; --torch: #e08214; --band: #dfe9f2; }
 @media (prefers-color-scheme: dark) {
   :root { --line: #3a3a40; --soft: #26262b; --good: #6fd398; --bad: #ff8a80; --text: #e8e8ec;
-          --jax: #7cc0f5; --torch: #f2a24b; --truth: #b4b4bf; --band: #24384a; }
+          --jax: #7cc0f5; --torch: #f2a24b; --band: #24384a; }
 }
 * { box-sizing: border-box; }
 body { font: 16px/1.5 system-ui, sans-serif; max-width: 72rem; margin: 0 auto; padding: 1.5rem 1rem 4rem;

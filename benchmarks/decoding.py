@@ -26,7 +26,8 @@ from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Decoded, draw_prompt
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.hub.families import llama
-from twin.machine import Neighbours, cores
+from parity.machine import count_cores
+from twin.machine import Neighbours
 from twin.sides import Alone, Here, SideFailed
 
 TIE = 1e-4
@@ -152,7 +153,7 @@ def _measure_suite(suite: Suite, session: Session, read_megabytes: int) -> dict[
         static = "static" if session.quick else "static compiled"
         kinds[_STATIC] = (f"{HUGGING_FACE}:Decoding", *given, static)
     kinds[_REFERENCE] = (f"{REFERENCE}:Decoding", *given)
-    kinds[_READING] = ("benchmarks.bounds:Bandwidth", session.device, read_megabytes, cores())
+    kinds[_READING] = ("benchmarks.bounds:Bandwidth", session.device, read_megabytes, count_cores())
     with session.sides(kinds) as sides:
         return {
             f"{suite.model}, {case.name}": _measure_case(suite.config, case, sides, session) for case in suite.cases

@@ -19,7 +19,8 @@ from typing import Any, Literal, NamedTuple
 from benchmarks.compare import compare, read_saved
 from benchmarks.sides import HUGGING_FACE, REFERENCE
 from jax_tformer.config.errors import InputError, Positive, check_fields
-from twin.machine import Neighbours, cores, describe_machine
+from parity.machine import count_cores
+from twin.machine import Neighbours, describe_machine
 from twin.sides import HUGE_PAGES, Alone, Here, SideFailed
 
 _QUIET = 0.05
@@ -185,7 +186,7 @@ def side_environment(device: str, *, uses_jax: bool = True) -> dict[str, str]:
     general = {
         "HF_HUB_OFFLINE": "1",
         "TRANSFORMERS_VERBOSITY": "error",
-        "OMP_NUM_THREADS": str(cores()),
+        "OMP_NUM_THREADS": str(count_cores()),
         "TORCHINDUCTOR_FORCE_DISABLE_CACHES": "1",
         "JAX_ENABLE_COMPILATION_CACHE": "false",
     }

@@ -11,11 +11,11 @@ import platform
 import resource
 import sys
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any, Literal
 
 from jax_tformer.config.errors import InputError
+from parity.machine import count_cores, describe_processor, versions_of
 
 PACKAGES = ("jax", "jaxlib", "flax", "optax", "numpy", "torch", "transformers")
 
@@ -46,14 +46,14 @@ class Machine:
 
 def describe_machine(device: str) -> Machine:
     """Describes this machine, computing on `device`, with the versions of Python and of PACKAGES."""
-    fields = _processor_fields()
+    fields = describe_processor()
     return Machine(
         device=device,
-        processor=fields.get("model name") or platform.processor() or platform.machine(),
+        processor=fields["model name"],
         vendor=fields.get("vendor_id", ""),
-        cores=cores(),
+        cores=count_cores(),
         system=f"{platform.system()} {platform.release()}, {platform.machine()}",
-        versions={"python": platform.python_version()} | {name: _version(name) for name in PACKAGES},
+        versions=versions_of(PACKAGES),
         generation=", ".join(
             f"{word} {fields[name]}" for word, name in (("family", "cpu family"), ("model", "model")) if name in fields
         ),
@@ -66,28 +66,6 @@ def jax_device() -> str:
 
     device = jax.local_devices()[0]
     return "cpu" if device.platform == "cpu" else f"{device.platform}: {device.device_kind}"
-
-
-def cores() -> int:
-    """Counts the cores that this process may use."""
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
-def _version(package: str) -> str:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return "not installed as a package"
-
-
-def _processor_fields() -> dict[str, str]:
-    """Returns what Linux says about the first CPU; empty on other systems."""
-    try:
-        first = Path("/proc/cpuinfo").read_text().split("\n\n", 1)[0]
-    except OSError:
-        return {}
-    pairs = (line.split(":", 1) for line in first.splitlines() if ":" in line)
-    return {name.strip(): value.strip() for name, value in pairs}
 
 
 def common_device() -> Literal["cpu", "gpu"]:

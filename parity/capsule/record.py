@@ -22,7 +22,7 @@ from parity.capsule.followed import packed
 from parity.gates.measure import NARROW, SAMPLES, ParityError, relative_error, require_gates, zero_scales
 from parity.gates.projection import RECIPE, Inputs, Values, projection, rounded, varied
 from parity.gates.pytrees import Tensors, is_floating
-from parity.versions import versions_of
+from parity.machine import versions_of
 
 if TYPE_CHECKING:
     from parity.gates.jax_side import JaxSide

@@ -2,12 +2,10 @@
 
 import json
 import math
-import os
 import platform
 import re
 from collections import Counter
 from collections.abc import Iterator
-from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from functools import cached_property
@@ -15,9 +13,9 @@ from pathlib import Path
 from typing import Any
 
 from parity.differ.answer import folded
+from parity.machine import count_cores, describe_processor, versions_of
 from parity.report.figures import Cell, Figures, gates_markdown
 from parity.report.summary_page import summary_page
-from parity.versions import versions_of
 
 PACKAGES = ("jax", "jaxlib", "numpy", "torch", "flax", "equinox", "transformers", "pytest")
 
@@ -214,10 +212,4 @@ def _plain(value: Any) -> Any:
 
 
 def _processor() -> str:
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-    model = platform.processor() or platform.machine()
-    with suppress(OSError):
-        about = Path("/proc/cpuinfo").read_text(encoding="utf-8", errors="replace")
-        named = re.search(r"^model name\s*: (.+)", about, re.MULTILINE)
-        model = named[1].strip() if named else model
-    return f"{_counted(cores, 'core')} of {model}"
+    return f"{_counted(count_cores(), 'core')} of {describe_processor()['model name']}"

@@ -158,8 +158,8 @@ class EncoderDecoderTransformer(Transformer[EncoderDecoder]):
     ) -> Float[Array, "B T V"]:
         """Computes logits of the token after each of `target`; see `EncoderDecoder.__call__`."""
         memory = self.encode(params, source, source_mask, source_segments, dropout_key)
-        masks = source_mask, target_mask, source_segments, target_segments
-        return self.decode(params, target, memory, *masks, dropout_key)
+        marks = source_mask, target_mask, source_segments, target_segments
+        return self.decode(params, target, memory, *marks, dropout_key)
 
     def encode(
         self,
@@ -187,8 +187,8 @@ class EncoderDecoderTransformer(Transformer[EncoderDecoder]):
         """Computes logits of the token after each of `target` from `memory`, the encoded source."""
         self._bind(params, memory, source_mask=source_mask, source_segments=source_segments)
         model = self._bind(params, target, target_mask=target_mask, target_segments=target_segments)
-        masks = source_mask, target_mask, source_segments, target_segments
-        return model.decode(target, memory, *masks, dropout_key).logits
+        marks = source_mask, target_mask, source_segments, target_segments
+        return model.decode(target, memory, *marks, dropout_key).logits
 
 
 DecoderTransformer = DecoderOnlyTransformer | EncoderDecoderTransformer

@@ -55,7 +55,7 @@ def stacks(draw, longest, *, may_be_parallel=True):
     least = 5 if placement == "sandwich" else 1
     width = 3 if width == 1 and placement == "sandwich" else width
     # RMSNorm of one number leaves its sign, as LayerNorm of two: its gradient is what eps makes of rounding.
-    normed = (width or 8 // heads) > (2 if norm == "layernorm" else 1) and drawn["query_key_norm"]
+    normed = (width or 8 // heads) > (1 if norm == "rmsnorm" else 2) and drawn["query_key_norm"]
     patterns = [(True, False), (False, True), (False, True, True)] if window is not None else []
     return drawn | {
         "num_layers": layers,
@@ -71,7 +71,7 @@ def stacks(draw, longest, *, may_be_parallel=True):
         "query_key_scale": not normed or drawn["query_key_scale"],
         "parallel": may_be_parallel and placement == "pre" and drawn["parallel"],
         "norm_eps": draw(few(1e-12, 1e-6, 1e-5, 1e-2)),
-        "norm_bias": norm == "layernorm" and drawn["norm_bias"],
+        "norm_bias": norm != "rmsnorm" and drawn["norm_bias"],
         "max_positions": draw(st.integers(longest, longest + 3)) if positions == "learned" or draw(few(0, 1)) else None,
         "position_offset": draw(few(0, 2)) if positions == "learned" else 0,
         "position_base": draw(few(10000.0, 10.0, 500000.0)),

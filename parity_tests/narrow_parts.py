@@ -4,7 +4,9 @@ In a whole model a rounding too many hides among those of all layers before it. 
 not at all, stands out where it rounds again. The compiler may leave no rounding out.
 """
 
+from dataclasses import replace
 from types import SimpleNamespace
+from typing import get_args
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +16,7 @@ from flax import nnx
 from torch.func import functional_call
 from torch.nn import functional as F
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import NormKind, StackConfig, TransformerConfig
 from jax_tformer.model.attention import attend, attend_by
 from jax_tformer.model.embedding import Table
 from jax_tformer.model.heads import Head
@@ -30,7 +32,7 @@ from twin.bridge import EVERY_ROUNDING
 BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 24, 64, 4, 61
 STACK = StackConfig(num_layers=1, num_heads=HEADS)
 CONFIG = TransformerConfig(vocab_size=VOCABULARY, d_model=WIDTH, decoder=STACK, tied_head=True, head_bias=True)
-NORMS = {"layernorm": STACK, "rmsnorm": StackConfig(1, HEADS, norm="rmsnorm", norm_bias=False)}
+NORMS = {kind: replace(STACK, norm=kind, norm_bias=kind != "rmsnorm") for kind in get_args(NormKind)}
 ACTIVATIONS = ("relu", "relu_squared", "gelu_erf", "gelu_tanh", "silu")
 ATTENTION = ("einsum", "blocks")
 SCALE = (WIDTH // HEADS) ** -0.5

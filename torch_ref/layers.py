@@ -1,4 +1,4 @@
-"""The layers of "Attention is all you need" and its descendants, on nn.Linear, nn.LayerNorm and nn.Embedding.
+"""The layers of "Attention is all you need" and its descendants, on PyTorch's own linear layers, norms and tables.
 
 B batch, T length, D model width, H heads, C head width. Norms are in float32 at least, whatever the type of x.
 """

@@ -143,7 +143,7 @@ class StackConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         require(
-            self.norm == "layernorm" or not self.norm_bias,
+            self.norm != "rmsnorm" or not self.norm_bias,
             "norm is 'rmsnorm' and norm_bias is True; expected norm_bias False, since RMSNorm has no bias",
         )
         key_value_heads = self.key_value_heads or self.num_heads

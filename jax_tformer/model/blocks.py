@@ -174,7 +174,14 @@ class Stack(nnx.Module):
                 nothing = jnp.zeros_like(is_token)
                 prefixes = prefix, jax.lax.dynamic_update_slice_in_dim(nothing, prefix, first, axis=1)
         numbers = None if segments is None else (segments, segments)
-        mask = Mask(self.causal, None, is_token, numbers, prefixes, first, cap=self.stack.score_cap)
+        mask = Mask(
+            causal=self.causal,
+            is_token=is_token,
+            segments=numbers,
+            prefix=prefixes,
+            first=first,
+            cap=self.stack.score_cap,
+        )
         if self.relative_positions is not None:
             mask = replace(mask, bias=self.relative_positions(mask, length, slots))
         return {window: replace(mask, window=window) for window in self.stack.windows}

@@ -20,7 +20,10 @@ from jax_tformer.model.parameters import Count, Ids, Marks, Numbers, Positions, 
 
 @dataclass(frozen=True)
 class Mask:
-    """Query t, at place `first` + t among the keys, attends to the keys that every given field allows."""
+    """Query t, at place `first` + t among the keys, attends to the keys that each field of the first five allows.
+
+    `first` and `stripe` say where the queries stand; `bias` and `cap` change scores, and hide nothing.
+    """
 
     causal: bool = False
     """Allows keys at the query's own place and before (paper, section 3.2.3)."""

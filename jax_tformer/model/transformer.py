@@ -117,7 +117,7 @@ class DecoderOnly(SingleStack):
 
 
 class EncoderOnly(SingleStack):
-    """output = encoder(embedding(tokens)), every position sees every other, like BERT."""
+    """output = encoder(embedding(tokens)), like BERT: tokens see those before them and those after them."""
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -185,8 +185,8 @@ class EncoderDecoder(nnx.Module):
         cache also holds the encoded source, so that `decode` can continue.
         """
         memory, encoder = self.encode(source, source_mask, source_segments, dropout_key, capture)
-        masks = source_mask, target_mask, source_segments, target_segments
-        return self.decode(target, memory, *masks, dropout_key, cache, capture)._replace(encoder=encoder)
+        marks = source_mask, target_mask, source_segments, target_segments
+        return self.decode(target, memory, *marks, dropout_key, cache, capture)._replace(encoder=encoder)
 
     def encode(
         self,

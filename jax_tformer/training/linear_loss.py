@@ -49,15 +49,15 @@ def linear_cross_entropy(
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def _summed(
-    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: Cap | None
+    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, config: LossConfig, cap: Cap | None
 ) -> Array:
     # XLA leaves out the gradients, which nobody asks for.
-    return _with_gradients(x, table, bias, labels, vocabulary, added, cap)[0]
+    return _with_gradients(x, table, bias, labels, vocabulary, config, cap)[0]
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
 def _with_gradients(
-    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, added: LossConfig, cap: Cap | None
+    x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, config: LossConfig, cap: Cap | None
 ) -> tuple[Array, tuple[Array, Array, Array | None]]:
     """Returns the loss, and its gradients by x, table and bias."""
     high = accumulator(x.dtype)
@@ -67,7 +67,7 @@ def _with_gradients(
         loss, by_table, by_bias = sums
         rows, targets = part
         logits = _logits(rows, narrow, bias, vocabulary, cap)
-        losses, by_logits = _losses(logits, targets, vocabulary, added)
+        losses, by_logits = _losses(logits, targets, vocabulary, config)
         if cap is not None:
             # y' = 1 - y^2 where y = tanh x, and its power of 3/2 where y = x / sqrt(x^2 + 1); the columns beyond the
             # vocabulary have no gradient.
@@ -88,24 +88,24 @@ def _with_gradients(
 
 @_with_gradients.defjvp
 def _with_gradients_jvp(
-    vocabulary: int, added: LossConfig, cap: Cap | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+    vocabulary: int, config: LossConfig, cap: Cap | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> Any:
     """Does what JAX would do by default, but makes JAX treat the function as a whole.
 
     Without this rule, reverse mode would move constants as large as a part of the logits out of the loop and keep them.
     """
-    return jax.jvp(lambda *given: _with_gradients.fun(*given, vocabulary, added, cap), primals, tangents)
+    return jax.jvp(lambda *given: _with_gradients.fun(*given, vocabulary, config, cap), primals, tangents)
 
 
 @partial(_summed.defjvp, symbolic_zeros=True)
 def _summed_jvp(
-    vocabulary: int, added: LossConfig, cap: Cap | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
+    vocabulary: int, config: LossConfig, cap: Cap | None, primals: tuple[Any, ...], tangents: tuple[Any, ...]
 ) -> tuple[Array, Array]:
     """Returns the loss and its change, gradient * tangent, whose transpose in the backward pass is gradient * factor.
 
     Everything else is computed before the transposition, and so only once.
     """
-    loss, gradients = _with_gradients(*primals, vocabulary, added, cap)
+    loss, gradients = _with_gradients(*primals, vocabulary, config, cap)
     moved = jnp.zeros_like(loss)
     for gradient, tangent in zip(gradients, tangents[:3], strict=True):
         if gradient is not None and not isinstance(tangent, SymbolicZero):
@@ -145,7 +145,7 @@ def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int, cap: Ca
     return jnp.where((jnp.arange(len(table)) < vocabulary)[None], logits, -jnp.inf)
 
 
-def _losses(logits: Array, labels: Array, vocabulary: int, added: LossConfig) -> tuple[Array, Array]:
+def _losses(logits: Array, labels: Array, vocabulary: int, config: LossConfig) -> tuple[Array, Array]:
     """Returns the loss of each row, and its gradient by the logits; both are zero if the label does not count."""
     counted = labels != IGNORED
     chosen = jnp.where(counted, labels, 0)
@@ -156,13 +156,13 @@ def _losses(logits: Array, labels: Array, vocabulary: int, added: LossConfig) ->
     losses = normaliser - jnp.take_along_axis(logits, chosen[:, None], axis=1)[:, 0]
     columns = jnp.arange(logits.shape[1])[None]
     target = (columns == chosen[:, None]).astype(logits.dtype)
-    if (smoothing := added.label_smoothing) > 0:
+    if (smoothing := config.label_smoothing) > 0:
         inside = columns < vocabulary
         average = jnp.where(inside, logits, jnp.zeros((), logits.dtype)).sum(-1) / vocabulary
         losses = (1 - smoothing) * losses + smoothing * (normaliser - average)
         target = (1 - smoothing) * target + jnp.where(inside, smoothing / vocabulary, 0).astype(logits.dtype)
-    if added.z_loss > 0:
-        losses = losses + added.z_loss * jnp.square(normaliser)
-        powers = powers * (1 + 2 * added.z_loss * normaliser)[:, None]
+    if config.z_loss > 0:
+        losses = losses + config.z_loss * jnp.square(normaliser)
+        powers = powers * (1 + 2 * config.z_loss * normaliser)[:, None]
     by_logits = jnp.where(counted[:, None], powers / total - target, jnp.zeros((), logits.dtype))
     return jnp.where(counted, losses, jnp.zeros_like(losses)), by_logits

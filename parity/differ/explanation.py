@@ -3,6 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -43,13 +44,13 @@ def explain_outputs(
 ) -> Difference:
     """The answer to the way forward; raises ParityError for outputs without a common name, and for other shapes."""
     accepted = accepted or Accepted()
-    shared = [key for key in theirs.outputs if key in ours.outputs]
-    if not shared:
+    common = [key for key in theirs.outputs if key in ours.outputs]
+    if not common:
         raise ParityError(
             f"no output has one name on both sides: ours {list(ours.outputs)}, theirs {list(theirs.outputs)}"
         )
     errors = {}
-    for key in shared:
+    for key in common:
         here, there = ours.output(key), theirs.output(key)
         if here.shape != there.shape:
             raise ParityError(f"{key}: shapes differ: ours {list(here.shape)}, theirs {list(there.shape)}")
@@ -86,78 +87,118 @@ def explain_stage(
         match(ours, theirs, bar)
         if accepted.postpones():
             return Difference(stage, **about)
-        here, there = _starts(sides, bad, backward=stage == "backward")
-        first, second, together = (paired_backward if stage == "backward" else paired)(here, there)
+        found = _starts(sides, bad, backward=stage == "backward")
+        first, second, together = (paired_backward if stage == "backward" else paired)(*found)
         for start in filter(None, (first, second)):
             # What is looked at below, in one run.
             start.values.want({start.number, *start.agreed, *start.row.inputs, *start.near})
-        if not (together and first and second and _is_inherited(first, second)):
-            grown = False
-            break
-        if grown := bar <= 1e-13:
+        grown = bool(together and first and second and _is_inherited(first, second))
+        if not grown or bar <= 1e-13:
             break
         bar /= 10
     accepted.starts = first, second
-    if (
-        (first is None or second is None)
-        and stage == "forward"
-        and (found := experiment(sides, first, second, (here, there)))
-    ):
-        return Difference(stage, found.ours, found.theirs, (), found.said, found.sure, found.sure, **about)
-    if first is None or second is None:
-        return _one_sided(stage, first or second, theirs if first else ours, about)
-    origin = origin_of_order(first, second) if together else Origin(None, False)
-    if together and stage == "forward" and not (origin.inherited and origin.checked):
-        origin = lost_order(first, second) or origin
-    if origin.inherited is not None and any(map(is_routed, sides, origin.inherited)):
-        origin = Origin(None, False)
-    if origin.inherited is not None and origin.checked:
-        i, j = origin.inherited
-        said = f": {origin.said}" if origin.said else ""
-        order = f"the same numbers in another order{said}"
+    if first is not None and second is not None:
+        return _Parting(stage, sides, held_by, about, found, first, second, together, grown).explained()
+    if stage == "forward" and (shown := experiment(sides, first, second, found)):
+        return Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.sure, **about)
+    return _one_sided(stage, first or second, theirs if first else ours, about)
+
+
+@dataclass
+class _Parting:
+    """Two starts, where both sides part, to be explained."""
+
+    stage: Stage
+    sides: tuple[Values, Values]
+    held_by: Held
+    about: dict[str, Any]
+    """What the answer says whatever it is."""
+    starts: tuple[list[Start], list[Start]]
+    """All of both sides."""
+    first: Start
+    second: Start
+    together: bool
+    """Whether the two belong together."""
+    grown: bool
+    """Whether what both read differs already, and by nearly as much."""
+
+    def explained(self) -> Difference:
+        """The answer: another order, another weight, a kind that the numbers prove, what an experiment shows; else the
+        two lines."""
+        first, second, forward = self.first, self.second, self.stage != "backward"
+        origin = self._origin()
+        if origin.inherited is not None and origin.checked:
+            return self._in_other_order(*origin.inherited, origin.said)
+        hidden = f"{first.row.operation} in JAX" in self.sides[0].opaque
+        readable = self.together and not hidden
+        wrong, code = read_by_both(first, second, self.held_by) if readable else (None, False)
+        if wrong and self.stage == "forward" and experiment(self.sides, first, second, self.starts, (of_same_weight,)):
+            wrong = None  # it is what is multiplied by the weight that is another
+        proven = self.together and not (self.grown or wrong or origin.inherited)
+        what = kind(first, second) if proven else None
+        if not (wrong or what or hidden or self.grown) and forward and (found := self._by_experiment(origin)):
+            return found
+        if origin.inherited is not None and wrong is None:
+            i, j = origin.inherited
+            said = f"{origin.said}: perhaps two weights are"
+            places = self.sides[0].made(i), self.sides[1].made(j)
+            return Difference(self.stage, *places, (), said, False, False, **self.about)
+        if wrong is None and readable and forward:
+            wrong = other_weights(first, second, self.held_by)
+        return self._at_the_lines(wrong, code, what, hidden, origin.checked)
+
+    def _origin(self) -> Origin:
+        if not self.together:
+            return Origin(None, False)
+        origin = origin_of_order(self.first, self.second)
+        if self.stage == "forward" and not (origin.inherited and origin.checked):
+            origin = lost_order(self.first, self.second) or origin
+        routed = origin.inherited is not None and any(map(is_routed, self.sides, origin.inherited))
+        return Origin(None, False) if routed else origin
+
+    def _in_other_order(self, i: int, j: int, said: str) -> Difference:
+        """Where both computed the same numbers, or hold them as weights."""
+        ours, theirs = self.sides
+        order = f"the same numbers in another order{': ' * bool(said)}{said}"
         if ours.rows[i].kind == "operation":
-            return Difference(stage, ours.made(i), theirs.made(j), (), order, True, True, **about)
-        weights = (f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name} in another order{said}",)
-        places = ours.made(first.number), theirs.made(second.number)
-        return Difference("parameters", *places, (), order, True, True, weights, **about)
-    hidden = f"{first.row.operation} in JAX" in ours.opaque
-    wrong, code = read_by_both(first, second, held_by) if together and not hidden else (None, False)
-    if wrong and stage == "forward" and experiment(sides, first, second, (here, there), (of_same_weight,)):
-        wrong = None  # it is what is multiplied by the weight that is another
-    agreed = _agreed(first, second)
-    if wrong is None and stage != "backward" and not hidden and not grown:
-        what = kind(first, second) if together and not origin.inherited else None
+            return Difference(self.stage, ours.made(i), theirs.made(j), (), order, True, True, **self.about)
+        held = order.removeprefix("the same numbers")
+        told = f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name}{held}"
+        places = ours.made(self.first.number), theirs.made(self.second.number)
+        return Difference("parameters", *places, (), order, True, True, (told,), **self.about)
+
+    def _by_experiment(self, origin: Origin) -> Difference | None:
+        here, there = self.starts
         # What begins elsewhere may be the difference, and before them although the sides read nothing in common there.
-        pairs = [(first, second), (here[0], there[0])]
+        pairs = [(self.first, self.second), (here[0], there[0])]
         elsewhere = (paired(here[k:], there) for k in range(1, min(len(here), _PAIRS)))
         pairs += [(one, other) for one, other, _ in elsewhere if one and other]
-        for one, other in dict.fromkeys(pairs[: 2 if origin.inherited else None]) if not what else ():
-            if found := experiment(sides, one, other, (here, there), WAYS[: -1 if origin.inherited else None]):
+        ways = WAYS[: -1 if origin.inherited else None]
+        for one, other in dict.fromkeys(pairs[: 2 if origin.inherited else None]):
+            if found := experiment(self.sides, one, other, self.starts, ways):
                 places, sure = (found.ours, found.theirs), found.sure
-                return Difference(stage, *places, _agreed(one, other), found.said, sure, sure, **about)
-    if origin.inherited is not None and wrong is None:
-        i, j = origin.inherited
-        said = f"{origin.said}: perhaps two weights are"
-        return Difference(stage, ours.made(i), theirs.made(j), (), said, False, False, **about)
-    if wrong is None and together and not hidden and stage != "backward":
-        wrong = other_weights(first, second, held_by)
-    what = wrong or (kind(first, second) if together and not grown else None)
-    if wrong and not code:
-        stage = "parameters"
-        about["parameters"] = (wrong,)
-    if together and stage == "forward" and bool(first.constants) != bool(second.constants):
-        # The table that one of them reads may be read by another start of the other side.
-        first, second = _reading_constants(first, here), _reading_constants(second, there)
-    places, sure = _places(first, second), together and (bool(what) or are_counterparts(first, second))
-    if sure and not what and stage == "forward" and first.row.again and second.row.again:
-        # A formula may be arranged in another way until some line: nothing behind that line may be wrong.
-        sure, mended = False, repaired(first, second)
-        if mended is not None and not is_routed(ours, mended[0]):
-            sure = not first.constants and ours.site(mended[0]).line == places[0].line
-            if len(here) == 1:
-                places = ours.site(mended[0]), theirs.site(mended[1])
-    sure = sure and not grown and (bool(what) or not hidden)
-    return Difference(stage, *places, agreed, what, sure, sure and origin.checked, **about)
+                return Difference(self.stage, *places, _agreeing(one, other), found.said, sure, sure, **self.about)
+        return None
+
+    def _at_the_lines(self, wrong: str | None, code: bool, what: str | None, hidden: bool, checked: bool) -> Difference:
+        """The lines of the two, and how far they can be trusted. `code`: it reads the `wrong` weight, not the map."""
+        stage, first, second, what = self.stage, self.first, self.second, wrong or what
+        if wrong and not code:
+            stage, self.about["parameters"] = "parameters", (wrong,)
+        if self.together and stage == "forward" and bool(first.constants) != bool(second.constants):
+            # The table that one of them reads may be read by another start of the other side.
+            first, second = map(_reading_constants, (first, second), self.starts)
+        places, sure = _places(first, second), self.together and (bool(what) or are_counterparts(first, second))
+        if sure and not what and stage == "forward" and first.row.again and second.row.again:
+            # A formula may be arranged in another way until some line: nothing behind that line may be wrong.
+            sure, mended = False, repaired(first, second)
+            if mended is not None and not is_routed(self.sides[0], mended[0]):
+                sites = self.sides[0].site(mended[0]), self.sides[1].site(mended[1])
+                sure = not first.constants and sites[0].line == places[0].line
+                places = sites if len(self.starts[0]) == 1 else places
+        sure = sure and not self.grown and (bool(what) or not hidden)
+        agreed = _agreeing(self.first, self.second)
+        return Difference(stage, *places, agreed, what, sure, sure and checked, **self.about)
 
 
 def _is_inherited(first: Start, second: Start) -> bool:
@@ -170,7 +211,7 @@ def _is_inherited(first: Start, second: Start) -> bool:
     return 1e-12 < before < 1e-5 and apart(first.number, second.number) < 100 * before
 
 
-def _agreed(first: Start, second: Start) -> tuple[tuple[Site, Site], ...]:
+def _agreeing(first: Start, second: Start) -> tuple[tuple[Site, Site], ...]:
     return tuple((first.values.site(i), second.values.site(j)) for i, j in shared(first, second))
 
 

@@ -102,8 +102,8 @@ def _backward(sides: Sides, name: str) -> Difference:
     if not errors:
         return Difference("none", name=name, trained_alone=alone, **counted(ours, theirs))
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
-    about = tuple(said), sides.held_by, name, sides.accepted
-    answer = explain_stage((ours, theirs), (forced_ours, forced_theirs), "backward", errors, *about)
+    forced, differing = (forced_ours, forced_theirs), tuple(said)
+    answer = explain_stage((ours, theirs), forced, "backward", errors, differing, sides.held_by, name, sides.accepted)
     if not answer.sure:
         answer = _where_one_stops(ours, theirs, answer)
     return replace(answer, trained_alone=alone)

@@ -119,6 +119,12 @@ def both_turned_there(m, x, h):
     return torch.softmax(turn(h) @ turn(x), -1) @ h
 
 
+def layers(maximum, norm, weight, h):
+    for _ in range(4):
+        h = maximum(norm(h), 0 * h) @ weight.T
+    return h
+
+
 def masked(p, x, h):
     labels = jnp.asarray(LABELS)
     mask = labels > 0
@@ -185,6 +191,11 @@ CASES = {
         lambda p, x, h: jax.nn.softmax((h * jnp.cos(GRID)) @ (x * jnp.cos(GRID)), -1) @ h,
         both_turned_there,
         "theirs adds the result of aten.mul here, ours goes on as without it",
+    ),
+    "a norm less in layers that are little more than a norm": (
+        lambda p, x, h: layers(jnp.maximum, lambda h: h, p["up"], h),
+        lambda m, x, h: layers(torch.maximum, m.norm, m.up.weight, h),
+        "here, ours goes on as without it",
     ),
     "a branch that is multiplied by zeros, behind which there is a bias": (
         lambda p, x, h: x + ((h * jnp.zeros(6)) @ p["up"].T + p["bias"]),

@@ -6,9 +6,9 @@ had the other sign. Where it then computes what the other side computes, and did
 """
 
 import math
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from itertools import combinations, product
 from typing import Any, NamedTuple
 
@@ -31,6 +31,8 @@ _LEFT_OUT = 16
 """Values behind a start, at most, that are tried as the last one of what is left out."""
 _BACK = 3
 """Steps, at most, back from a table to what it was made of."""
+_PATH = 8
+"""Steps, at most, from a value back to one that stands for it wherever the program comes to these lines again."""
 _ORDERS = 24
 """Orders of axes, at most."""
 _LARGEST, _LARGEST_WEIGHT = 1 << 22, 1 << 25
@@ -74,15 +76,15 @@ class Experiments:
     def reached(self, number: int, array: np.ndarray) -> int | None:
         """The first value of the other side without an equal that this side computes with `array` in the place of a
         value; None where it computes none."""
-        return next((j for _, j in self._run_on(number, array, alone=False) if j is not None), None)
+        return next((j for _, j in self._run_on(number, array, alone=False, twins={}) if j is not None), None)
 
     def goes_on(
-        self, number: int, array: np.ndarray, *, alone: bool = False, operand: int | None = None
+        self, number: int, array: np.ndarray, *, alone: bool = False, twins: Mapping[int, int] | None = None
     ) -> "Agreement | None":
         """How far this side computes what the other does, with `array` in the place of a value; None where it does not
-        or parts again at once. If `alone`, what agrees stays as it is, whatever it is made of. If the array is an
-        `operand` of the value, it takes its place wherever the program comes to that line again."""
-        run = list(self._run_on(number, array, alone, operand))
+        or parts again at once. If `alone`, what agrees stays as it is, whatever it is made of. In the place of each of
+        the `twins` comes the value that is given with it."""
+        run = list(self._run_on(number, array, alone, twins or {}))
         known = [j for _, j in run if j is not None]
         if not known:
             return None
@@ -95,36 +97,37 @@ class Experiments:
         return agreement if returned or agreement.agreeing >= _ENOUGH or (apart <= _APART and not ended) else None
 
     def _run_on(
-        self, number: int, array: np.ndarray, alone: bool, operand: int | None = None
+        self, number: int, array: np.ndarray, alone: bool, twins: Mapping[int, int]
     ) -> Iterator[tuple[int, int | None]]:
         """What is computed anew, but for copies, each with its equal among what the other side computes alone."""
         changed = {number: array}
-        twins = {} if operand is None else dict.fromkeys(self._twins(number, operand), operand)
         if number in self._returned.values():
             # The value itself counts where it is what is returned.
             yield number, self._met(number, array)
         after = self._after({number, *twins}, alone)
-        self._want_read(after)
+        self._want_read(after, twins.values())
         for k in after:
             row = self.values.rows[k]
-            reads = k in twins or not changed.keys().isdisjoint(row.inputs)
-            if row.again is None or not reads or not all(map(self._is_read, row.inputs)):
+            reads = [twins[k]] if k in twins else row.inputs
+            again = partial(_given_in_shape, row.shape) if k in twins else row.again
+            follows = k in twins or not changed.keys().isdisjoint(reads)
+            if again is None or not follows or not all(map(self._is_read, reads)):
                 continue
-            given: list[Any] = [changed[i] if i in changed else self.values.array(i) for i in row.inputs]
+            given: list[Any] = [changed[i] if i in changed else self.values.array(i) for i in reads]
             # Numbers of another shape may not fit what follows.
             with suppress(Exception), np.errstate(all="ignore"):
-                changed[k] = _in_shape(given[twins[k]], row.shape)[0] if k in twins else np.asarray(row.again(given))
+                changed[k] = np.asarray(again(given))
             if k in changed and k not in twins and (k in self._returned.values() or not self.values.copies(k)):
                 yield k, self._met(k, changed[k])
 
-    def want_after(self, numbers: Collection[int], given: Collection[int]) -> None:
-        """Sees to it, in one run, that the numbers are there that experiments need which put those `given` in the place
-        of these values."""
-        reads = ((k, operand) for k in numbers for operand in range(len(self.values.rows[k].inputs)))
-        begun = [{k} for k in numbers] + [{k, *self._twins(k, operand)} for k, operand in reads]
+    def want_after(self, tried: Mapping[tuple[int, int], Mapping[int, int]]) -> None:
+        """Sees to it, in one run, that the numbers are there that these experiments need: (a value, what comes in its
+        place) -> its twins."""
+        begun = [{k} for k, _ in tried] + [{k, *twins} for (k, _), twins in tried.items() if twins]
+        given = {i for (_, i), twins in tried.items() for i in (i, *twins.values())}
         self._want_read({k for each in begun for k in self._after(each, alone=False)}, given)
 
-    def _want_read(self, numbers: Collection[int], also: Collection[int] = ()) -> None:
+    def _want_read(self, numbers: Iterable[int], also: Iterable[int]) -> None:
         read = (i for k in numbers for i in self.values.rows[k].inputs)
         self.values.want(i for i in (*also, *read) if self._is_read(i))
 
@@ -135,17 +138,40 @@ class Experiments:
         size = math.prod(self.values.rows[number].shape)
         return size <= _LARGEST or (size <= _LARGEST_WEIGHT and self.values.parameter(number) is not None)
 
-    def _twins(self, number: int, operand: int) -> list[int]:
-        """The values without an equal that the same line makes of the same when the program comes to it again."""
-        rows = self.values.rows
+    def twins(self, number: int, read: int) -> dict[int, int]:
+        """The values without an equal that the same lines make when the program comes to them again -> what they make
+        them of there, as they make this one of what it has `read`."""
+        rows, path, found = self.values.rows, self._path(number, read), {}
 
-        def does(k: int) -> tuple[Any, ...]:
-            others = [rows[i].operation for n, i in enumerate(rows[k].inputs) if n != operand]
-            return rows[k].place[:2], rows[k].operation, others
+        def walked(k: int) -> tuple[list[Any], int]:
+            """What is done on the way back, and where it ends."""
+            steps: list[Any] = []
+            for operand in path or ():
+                row = rows[k]
+                others = [rows[i].operation for n, i in enumerate(row.inputs) if n != operand]
+                steps.append((row.place[:2], row.operation, others, len(row.inputs)))
+                if operand >= len(row.inputs):
+                    break
+                k = row.inputs[operand]
+            return steps, k
 
         reach = range(number + 1, min(number + REACH, len(rows)))
         lacking = (k for k in reach if k in self._live and k not in self.values.equal and not rows[k].backward)
-        return [k for k in lacking if does(k) == does(number)]
+        for k in lacking if path else ():
+            steps, end = walked(k)
+            if steps == walked(number)[0]:
+                found[k] = end
+        return found
+
+    def _path(self, number: int, read: int) -> tuple[int, ...] | None:
+        """Which operand to take at each step back from one value to another; None where that is not near."""
+        paths: dict[int, tuple[int, ...]] = {number: ()}
+        for k in (todo := [number]):
+            for operand, i in enumerate(self.values.rows[k].inputs if len(paths[k]) < _PATH else ()):
+                if i not in paths:
+                    paths[i] = (*paths[k], operand)
+                    todo.append(i)
+        return paths.get(read)
 
     def _after(self, given: set[int], alone: bool) -> list[int]:
         """The values to be computed anew, in the order of execution, twins included."""
@@ -275,15 +301,15 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
     found = dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *ends, *zeros))
     places = [k for k in found if not values.copies(k)]
     read = {k: (*values.rows[k].inputs, *start.agreed, *([branches[k]] if k in branches else ())) for k in places}
-    tried = [(k, i) for k in places for i in dict.fromkeys(read[k]) if _may_stand_for(experiments, i, k)]
-    experiments.want_after(places, {i for _, i in tried})
-    for k, i in tried:
+    pairs = [(k, i) for k in places for i in dict.fromkeys(read[k]) if _may_stand_for(experiments, i, k)]
+    tried = {(k, i): experiments.twins(k, i) for k, i in pairs}
+    experiments.want_after(tried)
+    for (k, i), twins in tried.items():
         row, array = values.rows[k], values.array(i)
-        operand = row.inputs.index(i) if i in row.inputs else None
         moved = [] if array is None else _in_shape(array, row.shape)
-        for given, again in product(moved, dict.fromkeys((None, operand))):
-            if (agreement := experiments.goes_on(k, given, operand=again)) is not None:
-                one = operand is not None
+        for given, again in product(moved, ({}, twins) if twins else ({},)):
+            if (agreement := experiments.goes_on(k, given, twins=again)) is not None:
+                one = i in row.inputs
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
                 yield _Shown(said, k if one else start.number, i, agreement)
@@ -307,6 +333,10 @@ def _in_shape(array: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
     with suppress(ValueError):
         return [np.broadcast_to(array, shape)]
     return with_axes_as(np.empty(shape), array)[:1]
+
+
+def _given_in_shape(shape: tuple[int, ...], given: Sequence[np.ndarray]) -> np.ndarray:
+    return _in_shape(given[0], shape)[0]
 
 
 def _other_operand(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:

@@ -294,13 +294,16 @@ def test_what_the_other_side_computes_elsewhere_is_no_place():
     assert found.ours.source == 'return {"first": h[0], "rest": h[0]}'
 
 
-def test_a_gradient_that_is_cut_behind_an_activation_is_named_where_it_is_cut():
+@pytest.mark.parametrize("scale", [1.0, 3.0])
+def test_a_gradient_that_is_cut_before_an_activation_is_named_where_it_is_cut(scale):
+    """Also where ours has scaled what theirs scales later."""
+
     def cut(p, x, h):
-        h = jax.lax.stop_gradient(h)
-        return jnp.tanh(h) @ p["up"].T
+        h = jax.lax.stop_gradient(scale * h)
+        return jnp.tanh(h / scale) @ p["up"].T
 
     found = asked(cut, lambda m, x, h: m.up(torch.tanh(h)), backward=True)
-    assert found.ours.source == "h = jax.lax.stop_gradient(h)"
+    assert found.ours.source == "h = jax.lax.stop_gradient(scale * h)"
     assert found.sure
 
 

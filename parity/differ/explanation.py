@@ -369,7 +369,7 @@ def stopped_alone(values: Values, other: Values) -> tuple[int, int] | None:
     handed = {row.forward for n, row in enumerate(other.rows) if row.features is not None and n not in other.equal}
     both = {j for _, j in _stopped(other)}
     for k, i in _stopped(values):
-        equal = values.equal.get(i, [])
+        equal = values.equal.get(_unscaled(values, i), [])
         added = list(equal)
         for j in added:
             # A sum hands on what it is handed: nothing is computed for it.
@@ -377,6 +377,17 @@ def stopped_alone(values: Values, other: Values) -> tuple[int, int] | None:
         if both.isdisjoint(equal) and not handed.isdisjoint(added):
             return k, equal[0]
     return None
+
+
+def _unscaled(values: Values, number: int) -> int:
+    """A value before it is multiplied by constants, as each side may do elsewhere, back to one that has an equal."""
+    while number not in values.equal:
+        row = values.rows[number]
+        before = [i for i in row.inputs if values.rows[i].data]
+        if len(before) != 1 or not (values.copies(number) or re.fullmatch(r"(aten\.)?(mul|div)", row.operation)):
+            break
+        [number] = before
+    return number
 
 
 def _operations(values: Values, numbers: Sequence[int]) -> list[int]:

@@ -23,13 +23,13 @@ class Attention(nn.Module):
         self.heads, self.groups = stack.num_heads, stack.num_heads // (stack.key_value_heads or stack.num_heads)
         self.width = config.head_width(stack)
         shared = self.heads // self.groups * self.width
-        self.query = Linear(config.d_model, self.heads * self.width, config, "query", stack.query_bias)
-        self.key = Linear(config.d_model, shared, config, "key", stack.key_bias)
-        self.value = Linear(config.d_model, shared, config, "value", stack.value_bias)
-        self.output = Linear(self.heads * self.width, config.d_model, config, "output", stack.output_bias)
-        plain, normed = not stack.query_key_scale, stack.query_key_norm
-        self.query_norm = Norm(config, stack, self.width, plain) if normed else nn.Identity()
-        self.key_norm = Norm(config, stack, self.width, plain) if normed else nn.Identity()
+        self.query = Linear(config.d_model, self.heads * self.width, config, bias=stack.query_bias, target="query")
+        self.key = Linear(config.d_model, shared, config, bias=stack.key_bias, target="key")
+        self.value = Linear(config.d_model, shared, config, bias=stack.value_bias, target="value")
+        self.output = Linear(self.heads * self.width, config.d_model, config, bias=stack.output_bias, target="output")
+        normed, scales = stack.query_key_norm, stack.query_key_scale
+        self.query_norm = Norm(config, stack, self.width, scales=scales) if normed else nn.Identity()
+        self.key_norm = Norm(config, stack, self.width, scales=scales) if normed else nn.Identity()
         self.scale = 1 / math.sqrt(config.scale_width(stack))
         self.dropout = Dropout(config.dropout.attention)
 

@@ -30,7 +30,7 @@ class Dropout(nn.Dropout):
 class Linear(nn.Linear):
     """x W^T + b, and LoRA's change of it if `target`, the projection's name, is one of its targets."""
 
-    def __init__(self, inputs: int, outputs: int, config: TransformerConfig, target: str, bias: bool):
+    def __init__(self, inputs: int, outputs: int, config: TransformerConfig, *, bias: bool, target: str):
         super().__init__(inputs, outputs, bias=bias)
         lora = config.lora
         self.lora = Adapter(inputs, outputs, lora) if lora is not None and lora.adapts(target) else None
@@ -55,16 +55,16 @@ class Adapter(nn.Module):
 class Norm(nn.Module):
     """LayerNorm, weight * (x - mean) / sqrt(var + eps) + bias, or RMSNorm, without mean and bias.
 
-    With norm_unit_offset 1 + weight takes the place of weight. `width` is that of the last axis; None: D. With `plain`
-    there is neither weight nor bias.
+    With norm_unit_offset 1 + weight takes the place of weight. `width` is that of the last axis; None: D. Without
+    `scales` there is neither weight nor bias.
     """
 
-    def __init__(self, config: TransformerConfig, stack: StackConfig, width: int | None = None, plain: bool = False):
+    def __init__(self, config: TransformerConfig, stack: StackConfig, width: int | None = None, *, scales: bool = True):
         super().__init__()
         width = config.d_model if width is None else width
         start = torch.zeros(width) if stack.norm_unit_offset else torch.ones(width)
-        self.weight = None if plain else nn.Parameter(start)
-        self.bias = nn.Parameter(torch.zeros(width)) if stack.norm_bias and not plain else None
+        self.weight = nn.Parameter(start) if scales else None
+        self.bias = nn.Parameter(torch.zeros(width)) if scales and stack.norm_bias else None
         self.kind, self.eps, self.offset = stack.norm, stack.norm_eps, stack.norm_unit_offset
 
     def forward(self, x: Tensor) -> Tensor:
@@ -84,9 +84,9 @@ class FeedForward(nn.Module):
     def __init__(self, config: TransformerConfig, stack: StackConfig):
         super().__init__()
         sizes, bias = (config.d_model, stack.feedforward_width), stack.feedforward_bias
-        self.gate = Linear(*sizes, config, "gate", bias) if stack.gated else None
-        self.up = Linear(*sizes, config, "up", bias)
-        self.down = Linear(stack.feedforward_width, config.d_model, config, "down", bias)
+        self.gate = Linear(*sizes, config, bias=bias, target="gate") if stack.gated else None
+        self.up = Linear(*sizes, config, bias=bias, target="up")
+        self.down = Linear(stack.feedforward_width, config.d_model, config, bias=bias, target="down")
         self.activation = activation(stack.activation)
         self.dropout = Dropout(config.dropout.feedforward)
 

@@ -115,9 +115,9 @@ def unmasked_source(right, self, x, memory, mask, rotation, key, cache, capture)
     return right(self, x, memory, replace(mask, is_token=None) if crosses else mask, rotation, key, cache, capture)
 
 
-def hope_again(right, rules, beams, *rest):
+def hope_again(right, rules, beams, state, *rest):
     """A search that is over goes on where its unfinished beams look better later."""
-    return right(rules, beams._replace(improvable=jnp.ones_like(beams.improvable)), *rest)
+    return right(rules, beams, state._replace(done=jnp.zeros_like(state.done)), *rest)
 
 
 def said_by_another(right, history, token):

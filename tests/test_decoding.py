@@ -13,7 +13,7 @@ import pytest
 from jax_tformer import DecodingConfig, transformer
 from jax_tformer.decoding import generate as generation
 from jax_tformer.decoding.generate import generate, stream
-from jax_tformer.decoding.loop import advance, layers_apart, search, start, start_search
+from jax_tformer.decoding.loop import advance, layers_apart, start
 from jax_tformer.decoding.score import score
 from jax_tformer.model.fast import FEW_ROWS, multiply_by_rows
 from tests import small_models
@@ -178,7 +178,7 @@ def test_settings_lengths_and_equal_models_share_what_is_compiled():
         prompts = [[5], [6, 7], [8] * length, [9]]
         for ways in ({"temperature": length / 4, **settings}, {"num_beams": 2, "length_penalty": length}):
             generate(transformer(GPT), model("gpt")[1], prompts, DecodingConfig(length, **ways))
-        counts.append(sum(program._cache_size() for program in (start, advance, start_search, search)))
+        counts.append(sum(program._cache_size() for program in (start, advance)))
     assert counts[0] == counts[1] == counts[2] - 2
 
 
@@ -260,32 +260,30 @@ UNEVEN = {"end_id": 4, "limits": [140, 100, 12, 60]}
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "asked", "program"),
+    ("name", "settings", "asked"),
     [
-        ("gpt", {"temperature": 1.0}, {}, advance),
+        ("gpt", {"temperature": 1.0}, {}),
         # What these look back at goes on when the cache grows.
         (
             "gpt",
             {"num_beams": 3, "num_return_sequences": 2, "no_repeat_ngram_size": 3, "repetition_penalty": 1.2},
             UNEVEN,
-            search,
         ),
         pytest.param(
             "seq2seq",
             {"num_beams": 3, "early_stopping": "never", "length_penalty": 2.0},
             UNEVEN | {"start_id": START},
-            search,
             marks=pytest.mark.deep,
         ),
     ],
 )
-def test_a_cache_that_grows(name, settings, asked, program, monkeypatch):
+def test_a_cache_that_grows(name, settings, asked, monkeypatch):
     call = (*model(name), PROMPTS, DecodingConfig(140, **settings))
     whole = generate(*call, **asked)
-    before = program._cache_size()
+    before = advance._cache_size()
     monkeypatch.setattr(generation, "SHORT", 16)
     found = generate(*call, **asked)
-    assert program._cache_size() > before, "a shorter cache has a program of its own"
+    assert advance._cache_size() > before, "a shorter cache has a program of its own"
     assert found.lengths.max() > 64, "the cache should grow"
     assert (found.tokens == whole.tokens).all()
     assert (found.lengths == whole.lengths).all()

@@ -7,10 +7,11 @@ import signal
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import pytest
 
-from jax_tformer.cli.generate import GenerateOptions, read_references, read_standard_input
+from jax_tformer.cli.generate import GenerateOptions, read_prompts, read_references
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
@@ -88,7 +89,7 @@ def test_standard_input_is_read_as_it_comes(monkeypatch):
     reading, writing = os.pipe()
     with open(reading) as stream, open(writing, "wb", buffering=0) as sink:
         monkeypatch.setattr(sys, "stdin", stream)
-        batches = batched(read_standard_input(read), 2)
+        batches = batched(read_prompts(GenerateOptions(Path("run")), read), 2)
         sink.write(b"one\ntwo\nthr")
         assert [line.text for line in next(batches)] == ["one", "two"]
         sink.write(b"ee\n")

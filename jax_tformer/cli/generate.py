@@ -3,7 +3,8 @@
 
 `answer_texts` is the whole way, in four parts. Where each of them leads, for a prompt:
 
-    1. the texts       plan_generation, here: flags over defaults; PromptReader (decoding/texts.py) makes ids of texts
+    1. the texts       open_model and GenerateOptions, here: defaults, and flags over them; PromptReader
+                       (decoding/texts.py) makes ids of texts
     2. the model       load_trained (runs/folder.py)
     3. the answers     Answerer (decoding/generate.py), by the loop (decoding/loop.py) over a cache (cache.py); choose
                        (decoding/sampling.py) draws a token, decode_added (decoding/texts.py) makes text
@@ -14,10 +15,10 @@ import json
 import sys
 import time
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, TypeVar
+from typing import Annotated, NamedTuple, TypeVar
 
 import tyro
 
@@ -25,26 +26,18 @@ from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.config.errors import FieldError, InputError, require
 from jax_tformer.config.experiment import DecodingConfig, DistributedConfig, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
-from jax_tformer.decoding.texts import (
-    Completion,
-    Prompt,
-    PromptReader,
-    TranslationScores,
-    data_length,
-    translation_scores,
-)
+from jax_tformer.decoding.texts import Completion, Prompt, PromptReader, TranslationScores, translation_scores
 from jax_tformer.files import Json, shortened, user_path
 from jax_tformer.hub.folder import GenerationDefaults, Origin, defaults_of, read_origin
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint, require_tokenizer
 from jax_tformer.terminal import given_flags, one_line, parse, say
 from jax_tformer.training import processes
 
-if TYPE_CHECKING:
-    from jax_tformer.decoding.generate import Answerer
-
 _ONE_DEVICE = MeshConfig(data=1)
 _PROMPT_TEMPERATURE = 0.8
-_DRAWING = ("top_k", "top_p", "min_p")
+_DRAWING = ("temperature", "top_k", "top_p", "min_p")
+_SEARCHING = ("num_beams", "length_penalty", "length_penalty_form", "early_stopping")
+"""Settings of a beam search alone."""
 _EXCLUSIVE = (
     ("--prompt", "--source"),
     ("--prompt", "--file"),
@@ -62,12 +55,10 @@ _NEEDS |= {"--length-penalty": "--beam", "--length-penalty-form": "--beam"}
 T = TypeVar("T")
 Hidden = Annotated[T, tyro.conf.Fixed, tyro.conf.Suppress]
 """A field that no flag sets."""
-Limit = tuple[int, str] | None
-"""The largest number of new tokens of a translation, and its name; None: no translation, or any number."""
+Limit = tuple[int | None, str]
+"""The largest number of tokens, and what the user knows it as; None: any number."""
 Line = tuple[str, int, str]
 """A text, its line number (from 1), and its place for messages."""
-ReadPrompt = Callable[..., Prompt]
-"""Makes a Prompt of a text, its line number and its place."""
 _COMPILATION = "/jax/core/compile/"
 """What the names of JAX's events begin with: tracing, lowering, and XLA's work."""
 
@@ -81,30 +72,43 @@ def main(arguments: Sequence[str]) -> int:
 def answer_texts(options: "GenerateOptions") -> int:
     """Answers the texts of `options` with its model; returns the exit status. Several processes run all of this."""
     # 1. The model except for its weights, and the texts: checked before the slow imports. A file is read at once,
-    # standard input line by line.
+    # standard input line by line, and so is a conversation.
     with processes.together():
         require(
             processes.count() == 1 or not options.piped,
             "standard input is of one process, and there are several; give the texts with --file",
         )
-        plan = plan_generation(options)
-        # With references every line must count, so an unusable one is an error.
-        typed = options.typed and options.reference is None
+        model = open_model(options)
+        decoding = options.decoding_config(model.defaults, str(model.where), model.most)
+        reader = options.reader(model, decoding)
+        talk = None
+        if options.chat:
+            from jax_tformer.cli.chat import Conversation, read_chat_template
+
+            if model.folder is None:
+                told = "has no chat template; --chat is for checkpoints of Hugging Face that have one"
+                raise InputError(f"{options.run} {told}")
+            talk = Conversation(read_chat_template(model.folder), reader, options.system)
+        prompts: Iterable[Prompt] = read_prompts(options, talk or reader)
         references = None
-        prompts = open_prompts(options.only, options.file, plan.read, typed=typed, at_once=plan.hear is None)
         if options.reference is not None:
             references = read_references(options.reference, prompts := list(prompts))
-    _print_notes(plan.notes)
+        elif not options.piped and talk is None:
+            prompts = list(prompts)
 
-    from jax_tformer.decoding.generate import batched
+    from jax_tformer.decoding.generate import Answerer, batched
 
     # 2. The model.
-    answerer, notes = plan.load()
+    net, params, _, _, notes, _ = model.load()
+    context = model.length[0] if options.slide else None
+    answerer = Answerer(net, params, model.tokenizer, decoding, seed=options.seed, context=context, batch=options.batch)
+    if ignored := model.defaults.ignored:
+        notes = (f"not honoured, of {model.where}: {shortened(list(ignored), 8)}", *notes)
     _print_notes(notes)
 
     # 3. The answers, batch by batch or token by token.
-    kind = "source" if plan.translates else "prompt"
-    alone = plan.translates or plan.hear is not None
+    kind = "source" if model.translates else "prompt"
+    alone = model.translates or options.chat
     output = JsonOutput(kind) if options.json else TextOutput(kind, alone=alone)
     watch = Stopwatch()
     tokens = 0
@@ -124,8 +128,8 @@ def answer_texts(options: "GenerateOptions") -> int:
             best = [completions[0].text for completions in found]
         if references is not None:
             answers += best
-        if plan.hear is not None:
-            plan.hear(best[0])
+        if talk is not None:
+            talk.hear(best[0])
 
     # 4. Scores and speed.
     if references is not None and processes.is_first():
@@ -226,25 +230,26 @@ class GenerateOptions:
                 flag not in given or needed in given, f"{flag} is given without {needed}; expected both, or neither"
             )
 
-    def decoding_config(self, defaults: GenerationDefaults, where: str, limit: Limit) -> DecodingConfig:
+    def decoding_config(self, defaults: GenerationDefaults, where: str, most: Limit) -> DecodingConfig:
         """Returns the DecodingConfig of a model with these `defaults` of the file `where`; flags overrule them.
+
+        An answer may have `most` tokens.
 
         Raises InputError for invalid values, and for options that such a model cannot use.
         """
         asked: Json = {name: getattr(self.decoding, name) for name in self.given}
-        draws = any(asked.get(name) for name in (*_DRAWING, "temperature")) or self.decoding.num_samples > 1
+        draws = any(asked.get(name) for name in _DRAWING) or self.decoding.num_samples > 1
         # What a flag asks for excludes what only the checkpoint asks for.
         beams = {} if draws or self.stream or self.slide else defaults.decoding
         searches = {"num_beams": 1, **beams, **asked}["num_beams"] > 1
-        greedy = searches or asked.get("temperature") == 0
-        settings: Json = {"length_penalty": 1.0, "length_penalty_form": "power"} if searches else {}
-        settings |= {"temperature": 1.0} | defaults.drawing if draws and not greedy else {}
-        unused = [*_DRAWING, "temperature"] if greedy else []
-        unused += [] if searches else ["num_beams", "length_penalty", "early_stopping"]
-        settings |= {name: value for name, value in defaults.decoding.items() if name not in unused}
-        settings |= asked
+        unused = _DRAWING if searches or asked.get("temperature") == 0 else ()
+        unused = unused if searches else (*unused, *_SEARCHING)
+        found: Json = {"length_penalty": 1.0, "length_penalty_form": "power"}
+        found |= {"temperature": 1.0} | defaults.drawing if draws else {}
+        found |= defaults.decoding
+        settings = {name: value for name, value in found.items() if name not in unused} | asked
         settings["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
-        settings["max_new_tokens"] = self._max_new_tokens(defaults, limit)
+        settings["max_new_tokens"] = self._max_new_tokens(defaults, most)
         if "min_new_tokens" in settings.keys() - asked.keys():
             settings["min_new_tokens"] = min(settings["min_new_tokens"], settings["max_new_tokens"])
         with self.flags_in_errors():
@@ -255,13 +260,34 @@ class GenerateOptions:
                     raise
                 raise InputError(f"{error}; {where} says so, and flags overrule it") from None
 
-    def _max_new_tokens(self, defaults: GenerationDefaults, limit: Limit) -> int:
+    def _max_new_tokens(self, defaults: GenerationDefaults, most: Limit) -> int:
         asked = self.decoding.max_new_tokens
-        largest, named = limit or (2**31, "")
+        largest = 2**31 if most[0] is None else most[0]
         if asked is None:
             return min(max(defaults.most or defaults.longest or DecodingConfig.max_new_tokens, 1), largest)
-        require(asked <= largest or limit is None, f"--max-new-tokens is {asked}; expected at most {largest}, {named}")
+        require(
+            asked <= largest or most[0] is None, f"--max-new-tokens is {asked}; expected at most {largest}, {most[1]}"
+        )
         return asked
+
+    def reader(self, model: "Opened", decoding: DecodingConfig) -> PromptReader:
+        """Returns what makes prompts of texts; raises InputError for --slide with a model that has no context."""
+        length, named = model.length
+        require(
+            not self.slide or length is not None,
+            f"{self.run} has a model that knows texts of any length; leave --slide out",
+        )
+        exactly = self.decoding.max_new_tokens is not None
+        return PromptReader(
+            model.tokenizer,
+            decoding.max_new_tokens,
+            translates=model.translates,
+            max_length=length,
+            named=named,
+            checkpoint_length=None if exactly or model.translates else model.defaults.longest,
+            exactly=exactly,
+            slide=self.slide,
+        )
 
     def check_model(self, translates: bool) -> None:
         """Raises InputError for options that are for models that translate, or for those that do not."""
@@ -324,22 +350,24 @@ def _flag(field: str) -> str:
     return "--beam" if field == "num_beams" else f"--{field.replace('_', '-')}"
 
 
-@dataclass(frozen=True)
-class GenerationPlan:
-    """What generate.py is to do: a model that is not loaded yet, and how it is asked."""
+class Opened(NamedTuple):
+    """A model that is not loaded yet, and how it generates where nobody says otherwise."""
 
-    read: Callable[..., Prompt]
-    """Makes a Prompt of a text, its line number and its place."""
+    tokenizer: Tokenizer
     translates: bool
-    load: "Callable[[], tuple[Answerer, Sequence[str]]]"
-    """Loads the model; returns it with notes for the user, a line each."""
-    hear: Callable[[str], None] | None = None
-    """Continues a conversation with the answer; None: texts are answered one by one."""
-    notes: Sequence[str] = ()
-    """Notes for the user about the options, a line each."""
+    load: Callable[[], Trained]
+    defaults: GenerationDefaults
+    where: Path
+    """The file that says the defaults."""
+    length: Limit
+    """Of a source, or of a text with its answer."""
+    most: Limit
+    """Of a translation."""
+    folder: Path | None
+    """What Hugging Face says of it; None if nothing."""
 
 
-def plan_generation(options: GenerateOptions) -> GenerationPlan:
+def open_model(options: GenerateOptions) -> Opened:
     """Reads all but the weights of the model in `options.run`.
 
     Raises InputError if that is neither a run nor a Hugging Face folder, if the model does not generate, if something
@@ -347,20 +375,16 @@ def plan_generation(options: GenerateOptions) -> GenerationPlan:
     """
     path = user_path(options.run)
     run = RunFolder(path)
-    folder = path
-    origin = None
-    data = None
     if run.holds_checkpoint():
-        origin = read_origin(path)
-        config, tokenizer, load_model = _open_checkpoint(options, path, origin)
+        folder = path
+        origin: Origin | None = read_origin(folder)
+        config, tokenizer, load = _open_checkpoint(options, path, read_origin(path))
     else:
         experiment = run.read_config("a folder that train.py or save_pretrained has written")
         config = experiment.model
-        data = experiment.data
-        tokenizer, load_model = _open_run(options, run, config)
-        if run.origin.exists():
-            folder = run.origin
-            origin = read_origin(run.origin)
+        tokenizer, load = _open_run(options, run, config)
+        folder = run.origin
+        origin = read_origin(folder) if folder.exists() else None
     if config.decoder is None or config.head == "none":
         kind = "an encoder" if config.decoder is None else "a model without a head"
         raise InputError(
@@ -368,66 +392,28 @@ def plan_generation(options: GenerateOptions) -> GenerationPlan:
             "encoder-decoder models generate text; give the folder of one"
         )
     translates = config.encoder is not None
-    limit = None
     options.check_model(translates)
-    if origin is not None:
-        defaults, where = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
-        tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids or None)
-        length = config.decoder.max_positions
-        named = "the model's context"
-        if config.encoder is not None:
-            limit = None if length is None else (length, "the model's positions")
-            length = config.encoder.max_positions
-            named = "the model's positions"
-    else:
-        assert data is not None
-        defaults, limit = _run_defaults(data)
-        where = path
-        length, named = data_length(data)
-    decoding = options.decoding_config(defaults, str(where), limit)
-    require(
-        not options.slide or length is not None,
-        f"{options.run} has a model that knows texts of any length; leave --slide out",
-    )
-    exactly = options.decoding.max_new_tokens is not None
-    reader = PromptReader(
-        tokenizer,
-        decoding.max_new_tokens,
-        translates=translates,
-        max_length=length,
-        named=named,
-        checkpoint_length=None if exactly or translates else defaults.longest,
-        exactly=exactly,
-        slide=options.slide,
-    )
-    notes = [f"not honoured, of {where}: {shortened(list(defaults.ignored), 8)}"] if defaults.ignored else []
-
-    def load() -> "tuple[Answerer, Sequence[str]]":
-        from jax_tformer.decoding.generate import Answerer
-
-        trained = load_model()
-        context = length if options.slide else None
-        asked: Json = {"seed": options.seed, "context": context, "batch": options.batch}
-        return Answerer(trained.net, trained.params, tokenizer, decoding, **asked), trained.skipped
-
-    plan = GenerationPlan(reader, translates, load, notes=notes)
-    if not options.chat:
-        return plan
-    require(origin is not None, f"{path} has no chat template; --chat is for checkpoints of Hugging Face that have one")
-
-    from jax_tformer.cli.chat import Conversation, read_chat_template
-
-    talk = Conversation(read_chat_template(folder), reader, options.system)
-    return replace(plan, read=talk, hear=talk.hear)
+    if origin is None:
+        return Opened(tokenizer, translates, load, *_habits(experiment.data, path), None)
+    defaults, where = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
+    tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids or None)
+    length: Limit = config.decoder.max_positions, "the model's context"
+    most: Limit = None, ""
+    if config.encoder is not None:
+        most = config.decoder.max_positions, "the model's positions"
+        length = config.encoder.max_positions, "the model's positions"
+    return Opened(tokenizer, translates, load, defaults, where, length, most, folder)
 
 
-def _run_defaults(data: TextData | PairData) -> tuple[GenerationDefaults, Limit]:
-    """Returns how the model of a run generates, and the largest number of new tokens of its translations."""
-    translates = isinstance(data, PairData)
+def _habits(data: TextData | PairData, path: Path) -> tuple[GenerationDefaults, Path, Limit, Limit]:
+    """Returns how the model of a run generates: `defaults`, `where`, `length` and `most` of Opened."""
     decoding = {name: getattr(DecodingConfig, name) for name in ("length_penalty", "length_penalty_form")}
-    decoding["temperature"] = 0.0 if translates else _PROMPT_TEMPERATURE
-    limit = (data.target_length, "the run's data.target_length") if isinstance(data, PairData) else None
-    return GenerationDefaults(decoding, most=limit and limit[0]), limit
+    if isinstance(data, PairData):
+        most = data.target_length, "the run's data.target_length"
+        defaults = GenerationDefaults(decoding | {"temperature": 0.0}, most=data.target_length)
+        return defaults, path, (data.source_length, "the run's data.source_length"), most
+    defaults = GenerationDefaults(decoding | {"temperature": _PROMPT_TEMPERATURE})
+    return defaults, path, (data.context_length, "the model's context"), (None, "")
 
 
 def _open_run(
@@ -470,46 +456,31 @@ def _open_checkpoint(
     return config, tokenizer, load
 
 
-def open_prompts(
-    only: str | None, file: Path | None, read: ReadPrompt, *, typed: bool = False, at_once: bool = True
-) -> Iterable[Prompt]:
-    """Makes prompts of `only`, else of the lines of `file`, else of standard input (None, or "-") line by line.
+def read_prompts(options: GenerateOptions, read: Callable[..., Prompt]) -> Iterator[Prompt]:
+    """Yields a Prompt that `read` makes of the only text, or of each line that is not blank, as lines arrive.
 
-    A file is read `at_once`, or else line by line as its prompts are asked for. Leaves out blank lines. Raises
-    InputError if there are no others, or if `read` refuses one.
+    Who types at a terminal is told why the model cannot take a line, and goes on. With references every line must
+    count. Raises InputError as `read` and `read_lines` do.
     """
-    if only is not None:
-        return [read(only)]
-    if file is None or str(file) == "-":
-        return read_standard_input(read, typed=typed)
-    prompts = (read(*line) for line in _file_lines(file) if line[0].strip())
-    return list(prompts) if at_once else prompts
-
-
-def read_standard_input(read: ReadPrompt, *, typed: bool = False) -> Iterator[Prompt]:
-    """Yields the lines of standard input that are not blank as they arrive; raises InputError as `open_prompts`.
-
-    With `typed`, prints the error for a text that the model cannot take, and continues with the next line.
-    """
+    if options.only is not None:
+        yield read(options.only)
+        return
+    typed = options.typed and options.reference is None
     if typed:
         print("one text per line; Ctrl-D ends", file=sys.stderr)
-    empty = True
-    for line in _decode(sys.stdin.buffer if sys.stdin else (), "standard input"):
-        if not line[0].strip():
-            continue
-        empty = False
+    for line in read_lines(None if options.piped else options.file):
         try:
-            yield read(*line)
+            if line[0].strip():
+                yield read(*line)
         except InputError as error:
             if not typed:
                 raise
             print(one_line(str(error)), file=sys.stderr)
-    require(not empty, "standard input is empty; expected a text on each line, or --prompt, --source or --file")
 
 
 def read_references(path: Path, sources: Sequence[Prompt]) -> list[str]:
     """Returns the line of `path` for each of the sources; raises InputError unless the files match line by line."""
-    lines = _file_lines(path)
+    lines = list(read_lines(path))
     per_line = "expected a reference for each source, line by line"
     asked = {source.number for source in sources}
     last = max(asked)
@@ -520,29 +491,36 @@ def read_references(path: Path, sources: Sequence[Prompt]) -> list[str]:
     return [lines[source.number - 1][0] for source in sources]
 
 
-def _file_lines(path: Path) -> list[Line]:
+def read_lines(path: Path | None) -> Iterator[Line]:
+    """Yields the lines of a file, or of standard input (None), as they arrive.
+
+    Raises InputError if it cannot be read, if a line is not UTF-8, and at the end if all lines are blank.
+    """
+    name = "standard input" if path is None else str(path)
+    empty = True
     try:
-        with open(user_path(path), "rb") as stream:
-            lines = list(_decode(stream, str(path)))
+        with nullcontext(sys.stdin and sys.stdin.buffer) if path is None else open(user_path(path), "rb") as stream:
+            for number, line in enumerate(stream or (), 1):
+                place = f"line {number:,} of {name}"
+                text = _decode(line, "utf-8-sig" if number == 1 else "utf-8", place)
+                empty = empty and not text.strip()
+                yield text.removesuffix("\n").removesuffix("\r"), number, place
     except OSError as error:
         raise InputError(
-            f"{path} cannot be read ({error.strerror}); expected a file of text; check the path"
+            f"{name} cannot be read ({error.strerror}); expected a file of text; check the path"
         ) from error
-    require(any(text.strip() for text, *_ in lines), f"{path} is empty; expected a text on each line")
-    return lines
+    elsewhere = ", or --prompt, --source or --file" if path is None else ""
+    require(not empty, f"{name} is empty; expected a text on each line{elsewhere}")
 
 
-def _decode(lines: Iterable[bytes], name: str) -> Iterator[Line]:
-    for number, line in enumerate(lines, 1):
-        place = f"line {number:,} of {name}"
-        try:
-            text = line.decode("utf-8-sig" if number == 1 else "utf-8")
-        except UnicodeDecodeError as error:
-            raise InputError(
-                f"{place} is not UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1:,} of the line; "
-                "expected text; convert it to UTF-8"
-            ) from error
-        yield text.removesuffix("\n").removesuffix("\r"), number, place
+def _decode(line: bytes, encoding: str, place: str) -> str:
+    try:
+        return line.decode(encoding)
+    except UnicodeDecodeError as error:
+        raise InputError(
+            f"{place} is not UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1:,} of the line; "
+            "expected text; convert it to UTF-8"
+        ) from error
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Continues prompts: `generate` returns all tokens at once, `stream` one at a time; an `Answerer` answers texts."""
 
 import zlib
+from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain, islice, zip_longest
 from typing import Any, Literal, NamedTuple, TypeVar
@@ -15,14 +16,14 @@ from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.data.tokenizers import Framing, Tokenizer
 from jax_tformer.decoding.loop import (
     Prompts,
+    Sequences,
+    State,
     advance,
     grow_cache,
     layers_apart,
     restart,
     row_keys,
-    search,
     start,
-    start_search,
 )
 from jax_tformer.decoding.sampling import make_rules
 from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added
@@ -76,12 +77,14 @@ def generate(
     are NaN, and a beam search that finds fewer than num_return_sequences sequences.
     """
     net, params, batch = _prepare(net, params, prompts, decoding, limits, end_id, start_id, context)
-    if decoding.num_beams > 1:
-        require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
-        return _search(net, params, batch, decoding)
+    told = f"context is {context} and num_beams {decoding.num_beams}; expected one of them"
+    require(decoding.num_beams == 1 or context is None, told)
     tokens = np.full((len(prompts), decoding.num_return_sequences, int(batch.limits.max())), batch.end_ids[0], np.int32)
     for rows, part in batch.groups:
-        new = np.concatenate(list(_continue(net, params, part, decoding, seed, at_once=True)), axis=1)
+        state = deque(_decode(net, params, part, decoding, seed, at_once=True), maxlen=1).pop()
+        if state.beams is not None:
+            return _best(state.beams.finished, decoding.num_return_sequences, batch.end_ids[0])
+        new = _new_tokens(state)
         tokens[rows, :, : new.shape[1]] = new.reshape(len(rows), -1, new.shape[1])
     ended = np.isin(tokens, batch.end_ids)
     lengths = np.where(ended.any(-1), ended.argmax(-1) + 1, tokens.shape[-1]).astype(np.int32)
@@ -108,19 +111,19 @@ def stream(
     require(decoding.num_beams == 1, f"num_beams is {decoding.num_beams}; a beam search knows its tokens at the end")
     net, params, batch = _prepare(net, params, prompts, decoding, limits, end_id, start_id, context)
     groups = batch.groups
-    for pieces in zip_longest(*(_continue(net, params, part, decoding, seed, at_once=False) for _, part in groups)):
+    for states in zip_longest(*(_decode(net, params, part, decoding, seed, at_once=False) for _, part in groups)):
         tokens = np.full((len(prompts), decoding.num_return_sequences), batch.end_ids[0], np.int32)
-        for (rows, _), piece in zip(groups, pieces, strict=True):
-            if piece is not None:
-                tokens[rows] = piece.reshape(len(rows), -1)
+        for (rows, _), state in zip(groups, states, strict=True):
+            if state is not None:
+                tokens[rows] = _new_tokens(state)[:, -1].reshape(len(rows), -1)
         yield tokens
 
 
 class Answerer:
     """A model that continues prompts or translates sources by a DecodingConfig.
 
-    With `context`, a text with this many tokens drops the older half and continues. `ends` says whether the end token
-    ends an answer. At most `batch` texts are answered at once.
+    With `context`, a text with this many tokens drops the older half and continues. At
+    most `batch` texts are answered at once.
     """
 
     def __init__(
@@ -132,20 +135,18 @@ class Answerer:
         *,
         seed: int = 0,
         context: int | None = None,
-        ends: bool = True,
         batch: int,
     ) -> None:
         self._net = net
         self._tokenizer = tokenizer
         self._decoding = decoding
         self._batch = batch
-        # Done once here instead of in every batch. Transposed kernels are for one device.
-        rows = batch * max(decoding.num_beams, decoding.num_return_sequences)
-        self._params = layers_apart(params, rows=rows if mesh_of(params) is None else None)
+        # Done once here instead of in every batch.
+        self._params = layers_apart(params, rows=batch * max(decoding.num_beams, decoding.num_return_sequences))
         self._translates = net.config.encoder is not None
         own_ends = () if tokenizer.end_id is None else (tokenizer.end_id,)
         framing = tokenizer.framing or Framing((), (), tokenizer.start_id, own_ends)
-        self._end_ids = framing.end_ids if ends else ()
+        self._end_ids = framing.end_ids
         self._options: dict[str, Any] = {"end_id": self._end_ids or None, "seed": seed, "context": context}
         self._options["start_id"] = framing.start_id if self._translates else None
         self._rows = 1
@@ -302,53 +303,33 @@ def _prepare(
     return decoder, layers_apart(params, rows=None), batch
 
 
-def _search(net: DecoderTransformer, params: Params, batch: PromptBatch, decoding: DecodingConfig) -> Generated:
-    rules = make_rules(decoding, batch.end_ids)
-    wanted = decoding.num_return_sequences
-    prompts, needed = batch.pad(net.config)
-    filled = prompts.tokens.shape[1]
-    length = cache_length(filled, needed)
-    # One token for each slot beside the prompt, and the last one, which is not read.
-    with use_mesh_of(params):
-        beams = start_search(net, rules, params, prompts, cache_length=length, room=needed - filled + 1)
-        while not np.asarray(beams.closed).all():
-            if filled == length:
-                length = cache_length(filled, needed)
-                beams = beams._replace(cache=grow_cache(beams.cache, length))
-            beams = search(net, rules, params, beams, length - filled)
-            filled = length
-    _require_numbers(beams.broken)
-    tokens, lengths, scores, exist = (np.asarray(best)[:, :wanted] for best in beams.finished)
-    fewest = f"is {wanted}, and the beam search has found {exist.sum(1).min()} sequences for a prompt"
-    require_field(exist.all(), "num_return_sequences", f"{fewest}; expected less, or more tokens")
-    return Generated(tokens[:, :, : int(lengths.max())], lengths, scores)
-
-
-def _continue(
+def _decode(
     net: DecoderTransformer, params: Params, batch: PromptBatch, decoding: DecodingConfig, seed: int, *, at_once: bool
-) -> Iterator[np.ndarray]:
-    """Yields the tokens of a group, int32 `[B * R, n]`: the first, then one at a time or as many as there is room."""
+) -> Iterator[State]:
+    """Yields the state of a group after its first token, and then after each one, or after as many as there is room.
+
+    A state is gone when the next one is asked for.
+    """
     rules = make_rules(decoding, batch.end_ids)
     prompts, needed = batch.pad(net.config)
-    first = prompts.tokens.shape[1]
-    # The token chosen last is not in the cache yet.
-    filled = first - 1
-    count = 0
     limit = int(batch.limits.max())
-    # A step reads every slot, so there are few while the text is short.
-    length = cache_length(first, needed)
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in batch.ids], np.uint32)
-    keys = row_keys(jax.random.key(seed), hashes, decoding.num_return_sequences)
+    keys = row_keys(jax.random.key(seed), hashes, max(decoding.num_return_sequences, decoding.num_beams))
+    # The token chosen last is not in the cache yet.
+    filled = prompts.tokens.shape[1]
+    made = 1
+    # A step reads every slot, so there are few while the text is short.
+    length = cache_length(filled, needed)
     with use_mesh_of(params):
         state = start(net, rules, params, prompts, keys, cache_length=length, room=round_up(limit))
     while True:
-        _require_numbers(state.broken)
-        made = int(state.step.position)
-        yield np.array(state.step.history.tokens)[:, first + count : first + made]
+        require(
+            not state.broken,
+            "the model's logits are NaN; its parameters are damaged, or its training has failed; use another",
+        )
+        yield state
         if made == limit or np.asarray(state.done).all():
             return
-        filled += made - count
-        count = made
         with use_mesh_of(params):
             if filled == needed:
                 # The newer half stays; the very last token has been chosen but not yet read.
@@ -357,13 +338,26 @@ def _continue(
             elif filled == length:
                 length = cache_length(filled, needed)
                 state = state._replace(cache=grow_cache(state.cache, length))
-            state = advance(net, rules, params, state, min(limit - count, length - filled) if at_once else 1)
+            steps = min(limit - made, length - filled) if at_once else 1
+            state = advance(net, rules, params, state, steps)
+        filled += steps
+        made += steps
 
 
-def _require_numbers(broken: jax.Array) -> None:
-    require(
-        not broken, "the model's logits are NaN; its parameters are damaged, or its training has failed; use another"
-    )
+def _new_tokens(state: State) -> np.ndarray:
+    """Returns the new tokens of each row so far, int32 `[N, n]`."""
+    end = int(state.step.history.length)
+    return np.array(state.step.history.tokens)[:, end - int(state.step.position) : end]
+
+
+def _best(found: Sequences, wanted: int, end_id: int) -> Generated:
+    """Returns the `wanted` best of the finished sequences, filled with `end_id` behind their ends."""
+    tokens, lengths, scores = (np.asarray(x)[:, :wanted] for x in found)
+    fewest = int(found.exist.sum(1).min())
+    told = f"is {wanted}, and the beam search has found {fewest} sequences for a prompt; expected less, or more tokens"
+    require_field(wanted <= fewest, "num_return_sequences", told)
+    columns = np.arange(lengths.max())
+    return Generated(np.where(columns < lengths[..., None], tokens[..., columns], end_id), lengths, scores)
 
 
 def require_decoder(net: AnyTransformer) -> DecoderTransformer:

@@ -1,7 +1,7 @@
 """The compiled parts of decoding: one pass over the prompt, then a loop over single tokens without Python.
 
-`start` and `advance` take a token for each row, greedily or by sampling; `start_search` and `search` are a beam search
-with the semantics of Hugging Face's `generate`, and with the paper's length penalty.
+`start` and `advance` take a token for each row, greedily, by sampling or in a beam search. That has the semantics of
+Hugging Face's `generate`, and the paper's length penalty.
 
 `layers_apart` rearranges parameters so that the loop reads them fastest; the model does not depend on this. Layers
 apart save a copy of the weights in every call, which for `stream` is every token. Transposed kernels are multiplied
@@ -10,7 +10,7 @@ with 8 rows in 0.7 of the time, with 2 rows in 0.6 (2 cores of an AMD EPYC).
 
 import math
 from functools import partial
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -23,10 +23,10 @@ from jax_tformer.functional import DecoderTransformer, Params
 from jax_tformer.model.fast import FEW_ROWS, Transposed
 from jax_tformer.model.parameters import Count, RandomKey
 from jax_tformer.model.transformer import DecoderOnly
-from jax_tformer.training.sharding import replicate, split_rows
+from jax_tformer.training.sharding import mesh_of, replicate, split_rows
 
 _NEVER = -1e9
-"""The score of a sequence that does not exist."""
+"""The score of a sequence that does not exist, or more than that."""
 
 
 class Prompts(NamedTuple):
@@ -41,6 +41,30 @@ class Prompts(NamedTuple):
     """The largest number of new tokens of each."""
 
 
+class Sequences(NamedTuple):
+    """W finished sequences of new tokens for each of B prompts, best first."""
+
+    tokens: Int[Array, "B W M"]
+    """What stands behind the last token of a sequence is not a part of it."""
+    lengths: Int[Array, "B W"]
+    """The number of tokens, the end token included."""
+    scores: Float[Array, "B W"]
+    """Sums of log-probabilities, divided by the length penalty."""
+
+    @property
+    def exist(self) -> Bool[Array, "B W"]:
+        """Whether there is a sequence."""
+        return self.scores > _NEVER
+
+
+class Beams(NamedTuple):
+    """What a beam search knows beside its rows, which are W unfinished sequences for each of B prompts."""
+
+    scores: Float[Array, "B W"]
+    """Of the unfinished sequences: sums of log-probabilities."""
+    finished: Sequences
+
+
 class State(NamedTuple):
     """The state of N rows that are being generated."""
 
@@ -48,14 +72,12 @@ class State(NamedTuple):
     """It does not hold the token chosen last."""
     step: Step
     """Which token comes next, after how many."""
-    done: Bool[Array, " N"]
-    """Whether the row has ended."""
+    done: Bool[Array, " E"]
+    """Whether a row has ended; in a beam search, whether the finished sequences of a prompt are final."""
     keys: Keys
     broken: Bool[Array, ""]
     """Whether a row that had not ended had NaN among its logits."""
-
-
-StateOrBeams = TypeVar("StateOrBeams", State, "Beams")
+    beams: Beams | None
 
 
 @partial(jax.jit, static_argnames=("net", "cache_length", "room"))
@@ -70,31 +92,39 @@ def start(
 ) -> State:
     """Reads the prompts and chooses the first token of N = B * R rows, R for each prompt.
 
-    `keys` are those of `row_keys`; `room` is at least the largest of the limits.
-    """
-    logits, cache, step = _begin(net, params, prompts, keys.shape[1], cache_length, room)
-    state = State(cache, step, jnp.zeros(keys.size, bool), keys.reshape(-1), jnp.asarray(False))
-    return _spread(append_token(rules, state, logits))
-
-
-def _begin(
-    net: DecoderTransformer, params: Params, prompts: Prompts, count: int, cache_length: int, room: int
-) -> tuple[Logits, Cache, Step]:
-    """Reads the prompts; returns the logits, the cache and the first step of `count` rows for each.
-
-    The step's history has `room` for new tokens.
+    `keys` are those of `row_keys`, for R samples or for R = W beams, which do not use them. The cache has
+    `cache_length` slots. `room` is at least the largest of the limits (M).
     """
     logits, cache = prefill(net, params, prompts, cache_length)
-    rows = jnp.repeat(jnp.arange(len(prompts.tokens)), count)
+    batch, count = keys.shape
+    rows = jnp.repeat(jnp.arange(batch), count)
     own = prompts.tokens, prompts.mask
     history = History.of(*own, room, prompts.source or own).take(rows)
-    step = Step(jnp.asarray(0, jnp.int32), prompts.limits[rows], history)
-    return logits[rows], take_sequences(cache, rows) if count > 1 else cache, step
+    searches = rules.num_beams > 1
+    state = State(
+        take_sequences(cache, rows) if count > 1 else cache,
+        Step(jnp.asarray(0, jnp.int32), prompts.limits[rows], history),
+        jnp.zeros(batch if searches else len(rows), bool),
+        keys.reshape(-1),
+        jnp.asarray(False),
+        _first_beams(batch, count, room, logits.dtype) if searches else None,
+    )
+    return _spread(append_token(rules, state, logits[rows]))
+
+
+def _first_beams(batch: int, width: int, room: int, dtype: jnp.dtype) -> Beams:
+    never = jnp.full((batch, width), _NEVER, dtype)
+    nothing = Sequences(jnp.zeros((batch, width, room), jnp.int32), jnp.zeros((batch, width), jnp.int32), never)
+    # At first all beams are equal, so one of them is enough.
+    return Beams(never.at[:, 0].set(0), nothing)
 
 
 @partial(jax.jit, static_argnames="net", donate_argnames="state")
 def advance(net: DecoderTransformer, rules: Rules, params: Params, state: State, steps: Count) -> State:
-    """Chooses up to `steps` more tokens, and stops early when all rows have ended. Donates `state`."""
+    """Chooses up to `steps` more tokens, for which the cache must have room; stops early when all is done.
+
+    Donates `state`.
+    """
     last = state.step.position + steps
 
     def one_more(state: State) -> State:
@@ -170,13 +200,65 @@ def take_sequences(cache: Cache, rows: TokenIds) -> Cache:
 
 def append_token(rules: Rules, state: State, logits: Logits) -> State:
     """Chooses the next token of each row from its logits; rows that have ended repeat the first end token."""
+    broken = jnp.isnan(logits).reshape(len(state.done), -1).any(1) & ~state.done
+    state = state._replace(broken=state.broken | broken.any())
+    if state.beams is not None:
+        return _extend_beams(rules, state.beams, state, logits)
     position, limits, history = state.step
     keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, position)
     token = jnp.where(state.done, rules.end_ids[0], choose(logits, keys, rules, state.step)).astype(jnp.int32)
     return state._replace(
         step=Step(position + 1, limits, history.append(token)),
         done=state.done | jnp.isin(token, rules.end_ids) | (position + 1 >= limits),
-        broken=state.broken | (jnp.isnan(logits).any(-1) & ~state.done).any(),
+    )
+
+
+def _extend_beams(rules: Rules, beams: Beams, state: State, logits: Logits) -> State:
+    """Returns the state, whose `beams` are given, with one more token in each unfinished sequence.
+
+    Considers the (1 + E) W best continuations of the W unfinished sequences, so that W of them do not end. Those among
+    the first W that end, or are as long as `limits` allows, compete for the W finished sequences. The W best of those
+    that do not end continue.
+    """
+    position, limits_of_rows, history = state.step
+    finished = beams.finished
+    batch, width = beams.scores.shape
+    limits = limits_of_rows.reshape(batch, width)[:, 0]
+    vocabulary = logits.shape[1]
+    log_probabilities = restrict(jax.nn.log_softmax(logits, axis=-1), rules, state.step)
+    if rules.renormalize_logits:
+        log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
+    total = (beams.scores.reshape(-1, 1) + log_probabilities).reshape(batch, -1)
+    scores, best = jax.lax.top_k(total, min(max(2, 1 + len(rules.end_ids)) * width, total.shape[1]))
+    origins = best // vocabulary
+    token = (best % vocabulary).astype(jnp.int32)
+    length = position + 1
+    ends = jnp.isin(token, rules.end_ids) | (length >= limits)[:, None]
+
+    # Finished sequences, old and new.
+    said = history.tokens.reshape(batch, width, -1)[:, :, -finished.tokens.shape[2] :]
+    enters = (ends & (scores > _NEVER) & ~state.done[:, None])[:, :width]
+    new = Sequences(
+        _take(said, origins[:, :width]).at[:, :, position].set(token[:, :width]),
+        jnp.broadcast_to(length, enters.shape),
+        jnp.where(enters, scores[:, :width] / _penalty(rules, length, scores.dtype), _NEVER),
+    )
+    both = Sequences(*(jnp.concatenate(pair, axis=1) for pair in zip(finished, new, strict=True)))
+    best = jax.lax.top_k(both.scores, width)[1]
+    finished = Sequences(*(_take(x, best) for x in both))
+
+    # Unfinished ones.
+    scores, best = jax.lax.top_k(jnp.where(ends, _NEVER, scores), width)
+    rows = (_take(origins, best) + width * jnp.arange(batch)[:, None]).reshape(-1)
+    hoped = scores[:, 0] / _penalty(rules, _hoped_length(rules, length, limits), scores.dtype)
+    # Any sequence is better than a free place.
+    full = finished.exist.all(1)
+    over = full if rules.early_stopping is True else full & (hoped <= finished.scores.min(1))
+    return state._replace(
+        cache=take_sequences(state.cache, rows),
+        step=Step(length, limits_of_rows, history.take(rows).append(_take(token, best).reshape(-1))),
+        done=state.done | over | (length >= limits),
+        beams=Beams(scores, finished),
     )
 
 
@@ -184,154 +266,6 @@ def append_token(rules: Rules, state: State, logits: Logits) -> State:
 def _take(of_prompt: Array, numbers: Int[Array, " w"]) -> Array:
     """Takes, for each prompt, what has the given numbers."""
     return of_prompt[numbers]
-
-
-class Sequences(NamedTuple):
-    """W sequences of new tokens for each of B prompts, best first."""
-
-    tokens: Int[Array, "B W M"]
-    """After its last token, a row is filled with the first end token."""
-    lengths: Int[Array, "B W"]
-    """The number of tokens, the end token included."""
-    scores: Float[Array, "B W"]
-    exist: Bool[Array, "B W"]
-    """Whether there is a sequence; otherwise the score is below all others."""
-
-    def take(self, numbers: Int[Array, "B w"]) -> "Sequences":
-        """Returns the sequences with the given numbers, in that order."""
-        return jax.tree.map(lambda x: _take(x, numbers), self)
-
-    def best(self, count: int) -> "Sequences":
-        """Returns the `count` sequences with the highest scores."""
-        return self.take(jax.lax.top_k(self.scores, count)[1])
-
-
-class Beams(NamedTuple):
-    """The state of a beam search."""
-
-    running: Sequences
-    """Unfinished sequences; their scores are sums of log-probabilities."""
-    finished: Sequences
-    """Finished sequences; their scores are divided by the length penalty."""
-    improvable: Bool[Array, " B"]
-    """Whether an unfinished sequence might still overtake a finished one."""
-    cache: Cache
-    step: Step
-    """Which token comes next in each of the B * W unfinished sequences, after how many."""
-    broken: Bool[Array, ""]
-    """Whether an unfinished sequence had NaN among its logits."""
-    closed: Bool[Array, " B"]
-    """Which prompts' finished sequences are final."""
-
-
-@partial(jax.jit, static_argnames=("net", "cache_length", "room"))
-def start_search(
-    net: DecoderTransformer, rules: Rules, params: Params, prompts: Prompts, cache_length: int, room: int
-) -> Beams:
-    """Reads the prompts and chooses the first token of W = `num_beams` sequences for each.
-
-    The cache has `cache_length` slots. No sequence gets more than `room` tokens (M).
-    """
-    batch = len(prompts.tokens)
-    width = rules.num_beams
-    logits, cache, step = _begin(net, params, prompts, width, cache_length, room)
-    nothing = Sequences(
-        jnp.full((batch, width, room), rules.end_ids[0], jnp.int32),
-        jnp.zeros((batch, width), jnp.int32),
-        jnp.full((batch, width), _NEVER, logits.dtype),
-        jnp.zeros((batch, width), bool),
-    )
-    beams = Beams(
-        # At first all beams are equal, so one of them is enough.
-        nothing._replace(scores=nothing.scores.at[:, 0].set(0), exist=nothing.exist.at[:, 0].set(True)),
-        nothing,
-        jnp.ones(batch, bool),
-        cache,
-        step,
-        jnp.asarray(False),
-        jnp.zeros(batch, bool),
-    )
-    return _spread(_extend_beams(rules, beams, logits))
-
-
-@partial(jax.jit, static_argnames="net", donate_argnames="beams")
-def search(net: DecoderTransformer, rules: Rules, params: Params, beams: Beams, steps: Count) -> Beams:
-    """Searches on for up to `steps` tokens, for which the cache must have room, or until it is over. Donates `beams`.
-
-    Every step considers the (1 + E) W best continuations of the W unfinished sequences, so that W of them do not end.
-    Those among the first W that end, or are as long as `limits` allows, compete for the W finished sequences. The W
-    best of those that do not end continue.
-    """
-    last = beams.step.position + steps
-
-    def one_more(beams: Beams) -> Beams:
-        tokens = jax.lax.dynamic_index_in_dim(beams.running.tokens, beams.step.position - 1, axis=2, keepdims=False)
-        logits, cache = extend(net, params, tokens.reshape(-1, 1), beams.cache)
-        return _extend_beams(rules, beams._replace(cache=cache), logits)
-
-    return _spread(
-        jax.lax.while_loop(lambda beams: ~beams.closed.all() & (beams.step.position < last), one_more, beams)
-    )
-
-
-def _spread(state: StateOrBeams) -> StateOrBeams:
-    """Splits the cache over the mesh in use, if there is one; the rest, which is small and which every process reads,
-    is whole on every device."""
-    if jax.sharding.get_abstract_mesh().empty:
-        return state
-    cache = state.cache
-    layers = split_rows(cache.layers, len(cache.is_token))
-    return replicate(state._replace(cache=cache._replace(layers=())))._replace(cache=cache._replace(layers=layers))
-
-
-def _extend_beams(rules: Rules, beams: Beams, logits: Logits) -> Beams:
-    """Returns the beams with one more token."""
-    position, limits_of_rows, history = beams.step
-    running = beams.running
-    batch, width = running.scores.shape
-    limits = limits_of_rows.reshape(batch, width)[:, 0]
-    vocabulary = logits.shape[1]
-    broken = jnp.isnan(logits).reshape(batch, -1).any(1) & ~beams.closed
-    log_probabilities = restrict(jax.nn.log_softmax(logits, axis=-1), rules, beams.step)
-    if rules.renormalize_logits:
-        log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
-    total = (running.scores.reshape(-1, 1) + log_probabilities).reshape(batch, -1)
-    scores, best = jax.lax.top_k(total, min(max(2, 1 + len(rules.end_ids)) * width, total.shape[1]))
-    origins = best // vocabulary
-    token = (best % vocabulary).astype(jnp.int32)
-    length = position + 1
-    longer = running.take(origins)
-    longer = Sequences(longer.tokens.at[:, :, position].set(token), longer.lengths + 1, scores, longer.exist)
-    ends = jnp.isin(token, rules.end_ids) | (length >= limits)[:, None]
-
-    # Finished sequences, old and new.
-    enters = ends & (jnp.arange(scores.shape[1]) < width)[None] & longer.exist & ~beams.closed[:, None]
-    new = longer._replace(
-        scores=jnp.where(enters, scores / _penalty(rules, length, scores.dtype), _NEVER), exist=enters
-    )
-    both = Sequences(*(jnp.concatenate(pair, axis=1) for pair in zip(beams.finished, new, strict=True)))
-    finished = both.best(width)
-
-    # Unfinished ones.
-    running = longer._replace(scores=jnp.where(ends, _NEVER, scores), exist=longer.exist & ~ends)
-    best = jax.lax.top_k(running.scores, width)[1]
-    running = running.take(best)
-    rows = (_take(origins, best) + width * jnp.arange(batch)[:, None]).reshape(-1)
-    token = _take(token, best).reshape(-1)
-
-    hoped = running.scores[:, 0] / _penalty(rules, _hoped_length(rules, length, limits), scores.dtype)
-    # Any sequence is better than a free place.
-    improvable = beams.improvable & (~finished.exist.all(1) | (hoped > finished.scores.min(1)))
-    full = finished.exist.all(1) if rules.early_stopping is True else False
-    return Beams(
-        running,
-        finished,
-        improvable,
-        take_sequences(beams.cache, rows),
-        Step(length, limits_of_rows, history.take(rows).append(token)),
-        beams.broken | broken.any(),
-        ~improvable | full | (length >= limits),
-    )
 
 
 def _hoped_length(rules: Rules, length: Count, limits: Int[Array, " B"]) -> Int[Array, "*B"]:
@@ -347,17 +281,29 @@ def _penalty(rules: Rules, length: Int[Array, "*B"], dtype: jnp.dtype) -> Float[
     return tokens**rules.length_penalty
 
 
+def _spread(state: State) -> State:
+    """Splits the cache over the mesh in use, if there is one; the rest, which is small and which every process reads,
+    is whole on every device."""
+    if jax.sharding.get_abstract_mesh().empty:
+        return state
+    cache = state.cache
+    layers = split_rows(cache.layers, len(cache.is_token))
+    return replicate(state._replace(cache=cache._replace(layers=())))._replace(cache=cache._replace(layers=layers))
+
+
 def layers_apart(params: Params, *, rows: int | None = 1) -> Params:
     """Returns `params` as decoding reads them fastest: layers apart and, for few rows, kernels transposed.
 
     Layers apart are tuples of L arrays instead of arrays with a leading L axis. `rows` is the number of sequences that
-    are decoded at once, beams and samples included; None leaves kernels as they are. Call this once: `generate` and
-    `stream` accept both forms, and would take the layers apart in every call.
+    are decoded at once, beams and samples included; None leaves kernels as they are, and so does a mesh. Call this
+    once: `generate` and `stream` accept both forms, and would take the layers apart in every call.
     """
+
+    few = rows is not None and rows <= FEW_ROWS and mesh_of(params) is None
 
     def change(path: tuple[Any, ...], leaf: Any) -> tuple[Any, ...]:
         kernels = leaf if isinstance(leaf, tuple) else tuple(jnp.unstack(leaf))
-        if path[-1] != "kernel" or rows is None or rows > FEW_ROWS or isinstance(kernels[0], Transposed):
+        if path[-1] != "kernel" or not few or isinstance(kernels[0], Transposed):
             return kernels
         # [D, H, C] of a query, [H, C, D] of an output, [I, O] of a feed-forward layer.
         inputs = math.prod(kernels[0].shape[:-1]) if path[-2] == "output" else kernels[0].shape[0]

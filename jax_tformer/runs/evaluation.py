@@ -27,8 +27,9 @@ from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, Mask
 from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding.generate import Answerer
-from jax_tformer.decoding.texts import Prompt, PromptReader, data_length, translation_scores
+from jax_tformer.decoding.generate import Answerer, generate
+from jax_tformer.decoding.loop import layers_apart
+from jax_tformer.decoding.texts import PromptReader, data_length, translation_scores
 from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.lora import join_adapters, split_adapters
@@ -237,11 +238,9 @@ def sample_text(
     # At temperature 0 nothing is drawn, so all samples of a prompt would be equal.
     several = -(-sample.count // len(prompts)) if sample.temperature else 1
     decoding = replace(decoding, num_return_sequences=several)
-    answerer = Answerer(
-        net, params, tokenizer, decoding, seed=seed, context=data.context_length, ends=False, batch=len(prompts)
-    )
-    found = answerer.answers([Prompt("", prompt, sample.max_new_tokens) for prompt in prompts])
-    rows = [[*prompt, *each.tokens] for prompt, of_prompt in zip(prompts, found, strict=True) for each in of_prompt]
+    apart = layers_apart(params, rows=len(prompts) * several)
+    found = generate(net, apart, prompts, decoding, seed=seed, context=data.context_length)
+    rows = [[*prompt, *new] for number, prompt in enumerate(prompts) for new in found.rows(number)]
     texts = map(tokenizer.decode, rows[: sample.count])
     return "\n".join(f"--- sample {number} ---\n{text.strip()}\n" for number, text in enumerate(texts, 1))
 

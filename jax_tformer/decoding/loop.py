@@ -237,11 +237,12 @@ def _extend_beams(rules: Rules, beams: Beams, state: State, logits: Logits) -> S
 
     # Finished sequences, old and new.
     said = history.tokens.reshape(batch, width, -1)[:, :, -finished.tokens.shape[2] :]
-    enters = (ends & (scores > _NEVER) & ~state.done[:, None])[:, :width]
+    # Of a part of the best ones, XLA on CPU would sort all.
+    enters = ends & (jnp.arange(ends.shape[1]) < width) & (scores > _NEVER) & ~state.done[:, None]
     new = Sequences(
-        _take(said, origins[:, :width]).at[:, :, position].set(token[:, :width]),
+        _take(said, origins).at[:, :, position].set(token),
         jnp.broadcast_to(length, enters.shape),
-        jnp.where(enters, scores[:, :width] / _penalty(rules, length, scores.dtype), _NEVER),
+        jnp.where(enters, scores / _penalty(rules, length, scores.dtype), _NEVER),
     )
     both = Sequences(*(jnp.concatenate(pair, axis=1) for pair in zip(finished, new, strict=True)))
     best = jax.lax.top_k(both.scores, width)[1]

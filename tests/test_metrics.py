@@ -195,9 +195,9 @@ def test_what_there_is_room_for(clock):
     line.update(100_000, 3.14159, None)
     clock[0] += 10
     line.update(100_100, 3.14159, 12_345.6)
-    whole = ["step 100100/150000", "loss 3.1416", "12,346 tokens/s", "83:10 left"]
+    whole = ["step 100100/150000", "loss 3.1416", "83:10 left", "12,346 tokens/s"]
     assert shown(line, 40) == "  ".join(whole[:2])
-    assert shown(line, 44) == "  ".join([*whole[:2], whole[3]])
+    assert shown(line, 44) == "  ".join(whole[:3])
     assert shown(line, 60) == "  ".join(whole)
     assert re.fullmatch(rf"{whole[0]}  ━+ +{'  '.join(whole[1:])}", shown(line, 80))
 

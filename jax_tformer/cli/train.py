@@ -200,12 +200,10 @@ def train(plan: "TrainPlan", started: float) -> int:
         line.say(f"computed with {describe_compute(net.config, mesh, largest['labels'].shape[1])}")
         for note in (*plan.notes, *notes, *pipeline.notes, *resumption.notes, *log.notes):
             line.say(note)
-        reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis, epochs=pipeline.epochs)
         with line.during("compiling"):
             compiled = compiling.result()
         keep_freed_memory(compiled)
-        if training.log_utilization:
-            reporter.measure_products()
+        reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis, epochs=pipeline.epochs)
         for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, compiled.as_text() or ""):
             line.say(note)
 
@@ -244,7 +242,7 @@ def train(plan: "TrainPlan", started: float) -> int:
             # step of all needs none, for its held-out loss was finite.
             state, metrics = step(state, batch := next(batches))
             reporter.step(number + 1, metrics, state, batch)
-            reporter.flush(discard=True)
+            reporter.check()
         resumption.confirm(number + 1)
     log.close()
     run.unlock()

@@ -39,7 +39,7 @@ PLAIN_SECONDS = 10.0
 """Seconds between two progress lines without a terminal."""
 _BEGUN = re.compile(r"events\.out\.tfevents\.(\d{19})\.")
 """The name of an event file of ours: when it was begun, in nanoseconds."""
-_GAP = 2
+_GAP = "  "
 _NARROWEST_BAR = 10
 _WIDEST_BAR = 60
 
@@ -240,22 +240,18 @@ class ProgressLine:
 
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> RenderResult:
         """Draws as much as fits into one line, the most important first, and a bar if there is room."""
-        counter = f"step {self._step}/{self._steps}"
         doing = f"{self._doing[0]} {time.perf_counter() - self._doing[1]:.0f} s" if self._doing else ""
         left = self._seconds_left()
         ending = "" if left is None or self._doing else f"{left // 60:.0f}:{left % 60:02.0f} left"
-        room = options.max_width - len(counter)
-        kept = set()
+        shown = [f"step {self._step}/{self._steps}"]
         for piece in (doing, self._loss, ending, self._speed):
-            if piece and len(piece) + _GAP <= room:
-                room -= len(piece) + _GAP
-                kept.add(piece)
-        cells = [piece for piece in (doing, self._loss, self._speed, ending) if piece in kept]
-        bar = [ProgressBar(self._steps, self._step, width=min(room - _GAP, _WIDEST_BAR))]
-        line = Table.grid(padding=(0, _GAP))
-        line.add_row(
-            Text(counter, no_wrap=True, overflow="ellipsis"), *(bar if room - _GAP >= _NARROWEST_BAR else []), *cells
-        )
+            if piece and len(_GAP.join([*shown, piece])) <= options.max_width:
+                shown.append(piece)
+        room = options.max_width - len(_GAP.join([*shown, ""]))
+        bar = [ProgressBar(self._steps, self._step, width=min(room, _WIDEST_BAR))] if room >= _NARROWEST_BAR else []
+        counter, *others = shown
+        line = Table.grid(padding=(0, len(_GAP)))
+        line.add_row(Text(counter, no_wrap=True, overflow="ellipsis"), *bar, *others)
         yield line
 
     @contextlib.contextmanager
@@ -346,21 +342,23 @@ class Reporter:
         epochs: Callable[[int], Row],
     ) -> None:
         """Calls `diagnosis` to find what is not finite in a failed step; logs the `epochs` after so many steps."""
+        training = experiment.training
         self._log = log
         self._line = line
         self._started = started
         self._diagnosis = diagnosis
-        self._every = experiment.training.log_every
+        self._every = training.log_every
         self._epochs = epochs
         # Compiled as one function, so that the first line does not wait for a dozen compilations.
-        self._rate = jax.jit(learning_rate(experiment.optimizer, experiment.training.steps))
+        self._rate = jax.jit(learning_rate(experiment.optimizer, training.steps))
         self._pending: tuple[int, StepMetrics, Batch] | None = None
         self._state: TrainState | None = None
         self._clock: float | None = None
         # Of the steps that count for speed: tokens, seconds, and floating-point operations that they needed.
         self._totals = self._logged = np.zeros(3)
         self._model = experiment.model
-        self._peak = math.nan
+        # What utilization is relative to. It takes half a second, in which nothing else may run.
+        self._peak = product_rate(self._model.compute.dtype) if training.log_utilization else None
         self._first_step: float | None = None
         self._spikes = Spikes()
         self._noise = list[tuple[float, float]]()
@@ -374,16 +372,12 @@ class Reporter:
         """
         return {"tokens_per_second": None, "seconds_to_first_step": self._first_step} | self._speed_of(self._totals)
 
-    def measure_products(self) -> None:
-        """Measures what utilization is relative to, and takes half a second, in which nothing else may run."""
-        self._peak = product_rate(self._model.compute.dtype)
-
     def _speed_of(self, totals: np.ndarray) -> Row:
         """Returns tokens_per_second and, if the rate of products was measured, utilization; neither in no time."""
         tokens, seconds, work = totals.tolist()
         if not seconds:
             return {}
-        utilization = {} if math.isnan(self._peak) else {"utilization": work / seconds / self._peak}
+        utilization = {} if self._peak is None else {"utilization": work / seconds / self._peak}
         return {"tokens_per_second": round(tokens / seconds, 1)} | utilization
 
     def step(self, number: int, metrics: StepMetrics, state: TrainState, batch: Batch) -> None:
@@ -395,26 +389,29 @@ class Reporter:
         self.flush()
         self._pending = (number, metrics, batch)
 
-    def flush(self, *, discard: bool = False) -> None:
-        """Reports the step that is not yet reported, if any; `discard`: only checks it, because it does not count."""
+    def check(self) -> None:
+        """Raises TrainingFailed if the loss or the gradient norm of the step that is not yet reported is not finite."""
+        if self._pending is not None:
+            number, metrics, batch = self._pending
+            self._require_finite(f"the loss of step {number}", float(metrics.loss), batch)
+            self._require_finite(f"the gradient norm of step {number}", float(metrics.gradient_norm), batch)
+
+    def flush(self) -> None:
+        """Reports the step that is not yet reported, if any; raises what `check` does."""
         if self._pending is None:
             return
+        self.check()
         number, metrics, batch = self._pending
         self._pending = None
-        loss = float(metrics.loss)
-        norm = float(metrics.gradient_norm)
         now = time.perf_counter()
         if self._first_step is None:
             self._first_step = now - self._started
-        elif self._clock is not None and not discard:
-            shapes = [batch[name].shape for name in ("labels", "source") if name in batch]
-            work = training_flops(self._model, *shapes[0], *(shape[1] for shape in shapes[1:])).needed
+        elif self._clock is not None:
+            source = batch["source"].shape[1] if "source" in batch else 0
+            work = training_flops(self._model, *batch["labels"].shape, source).needed
             self._totals = np.add(self._totals, (int(metrics.tokens), now - self._clock, work))
         self._clock = now
-        self._require_finite(f"the loss of step {number}", loss, batch)
-        self._require_finite(f"the gradient norm of step {number}", norm, batch)
-        if discard:
-            return
+        loss = float(metrics.loss)
         speed = self._speed_of(self._totals - self._logged)
         self._line.update(number, loss, speed.get("tokens_per_second"))
         row: Row = {"step": number, "loss": loss}
@@ -424,7 +421,8 @@ class Reporter:
         if metrics.noise is not None:
             self._noise.append(jax.device_get(metrics.noise))
         if number % self._every == 0:
-            row |= {"gradient_norm": norm, "learning_rate": float(self._rate(number - 1))} | _norms(metrics.norms)
+            rate = float(self._rate(number - 1))
+            row |= {"gradient_norm": float(metrics.gradient_norm), "learning_rate": rate} | _norms(metrics.norms)
             row |= self._epochs(number)
             if self._noise:
                 signal, noise = map(float, np.mean(self._noise, axis=0))

@@ -148,7 +148,7 @@ def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
         ("--run gpt2", "train.py --init trains it"),
         ("text --init gpt2 --export gpt2", "gpt2 is there already; expected a new or empty folder"),
         ("text --init unknown", "'SomeModel', not a known Hugging Face class; expected one of"),
-        ("text --init silent", "has no tokenizer.json"),
+        ("text --init silent", "silent/tokenizer.json does not exist; expected a tokenizer there"),
         ("text --init broken", "model.safetensors"),
     ],
 )
@@ -179,7 +179,7 @@ ENCODER = '{"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_s
         ({GENERATION: '{"top_k": "many"}'}, "--prompt It", "top_k is 'many' in model/generation_config.json"),
         ({GENERATION: '{"eos_token_id": [256, 999]}'}, "--prompt It", "eos_token_id is 999 in model/generation_conf"),
         ({"config.json": ENCODER}, "--prompt It", "holds an encoder (BertForMaskedLM)"),
-        ({"tokenizer.json": None}, "--prompt It", "has no tokenizer.json"),
+        ({"tokenizer.json": None}, "--prompt It", "tokenizer.json does not exist; expected a tokenizer there"),
     ],
 )
 def test_what_cannot_be_asked(made, folder, refuse, changed, arguments, message):

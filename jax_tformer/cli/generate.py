@@ -29,7 +29,7 @@ from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.decoding.texts import Completion, Prompt, PromptReader, TranslationScores, translation_scores
 from jax_tformer.files import Json, shortened, user_path
 from jax_tformer.hub.folder import GenerationDefaults, Origin, defaults_of, read_origin
-from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint, require_tokenizer
+from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint
 from jax_tformer.terminal import given_flags, one_line, parse, say
 from jax_tformer.training import processes
 
@@ -440,7 +440,6 @@ def _open_checkpoint(
     from jax_tformer.hub.families import config_from_huggingface
 
     config = config_from_huggingface(origin.config)
-    require_tokenizer(path)
     tokenizer = load_tokenizer(path)
 
     def load() -> Trained:

@@ -13,7 +13,7 @@ import numpy as np
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require, require_field, require_ids
 from jax_tformer.config.experiment import DecodingConfig
-from jax_tformer.data.tokenizers import Framing, Tokenizer
+from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.loop import (
     Prompts,
     Sequences,
@@ -26,7 +26,7 @@ from jax_tformer.decoding.loop import (
     start,
 )
 from jax_tformer.decoding.sampling import make_rules
-from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added
+from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added, framing_of
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
 from jax_tformer.startup import require_memory
 from jax_tformer.training.sharding import mesh_of, row_parts, use_mesh_of
@@ -144,11 +144,10 @@ class Answerer:
         # Done once here instead of in every batch.
         self._params = layers_apart(params, rows=batch * max(decoding.num_beams, decoding.num_return_sequences))
         self._translates = net.config.encoder is not None
-        own_ends = () if tokenizer.end_id is None else (tokenizer.end_id,)
-        framing = tokenizer.framing or Framing((), (), tokenizer.start_id, own_ends)
+        framing = framing_of(tokenizer, self._translates)
         self._end_ids = framing.end_ids
         self._options: dict[str, Any] = {"end_id": self._end_ids or None, "seed": seed, "context": context}
-        self._options["start_id"] = framing.start_id if self._translates else None
+        self._options["start_id"] = framing.start_id
         self._rows = 1
 
     def answers(self, prompts: Sequence[Prompt]) -> list[list[Completion]]:

@@ -11,7 +11,6 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data.tokenizers import Framing, Tokenizer, pair_framing
 
 Ids = Sequence[int] | np.ndarray
@@ -48,8 +47,7 @@ class Prompt(NamedTuple):
 class PromptReader:
     """Makes Prompts of texts. If fewer new tokens fit than asked for, that is the limit or, with `exactly`, an error.
 
-    A tokenizer with a framing puts its own tokens around texts, else a text follows the start token, if there is one,
-    and an end token follows a source. Raises InputError if translations lack a start or end token.
+    Raises what `framing_of` does.
     """
 
     tokenizer: Tokenizer
@@ -69,9 +67,7 @@ class PromptReader:
     """Whether texts continue beyond the context."""
 
     def __post_init__(self) -> None:
-        start = () if self.tokenizer.start_id is None else (self.tokenizer.start_id,)
-        without_end = self.tokenizer.framing or Framing(start, ())
-        self._framing = pair_framing(self.tokenizer) if self.translates else without_end
+        self._framing = framing_of(self.tokenizer, self.translates)
 
     def __call__(self, text: str, number: int = 1, place: str | None = None, ids: list[int] | None = None) -> Prompt:
         """Encodes `text`, or takes its `ids`; raises InputError, which names the place, if the model cannot take it."""
@@ -120,11 +116,16 @@ class PromptReader:
         return min(limit, length - tokens)
 
 
-def data_length(data: TextData | PairData) -> tuple[int, str]:
-    """Returns the `max_length` of a model that was trained on `data`, and its name."""
-    if isinstance(data, PairData):
-        return data.source_length, "the run's data.source_length"
-    return data.context_length, "the model's context"
+def framing_of(tokenizer: Tokenizer, translates: bool) -> Framing:
+    """Returns what stands around sources, or around texts that are continued, and what ends an answer.
+
+    A tokenizer with a framing says so; else a text follows the start token, if there is one, and an end token follows a
+    source. Raises InputError if translations lack a start or end token.
+    """
+    if translates:
+        return pair_framing(tokenizer)
+    start, ends = (() if id is None else (id,) for id in (tokenizer.start_id, tokenizer.end_id))
+    return tokenizer.framing or Framing(start, (), None, ends)
 
 
 class Completion(NamedTuple):

@@ -36,7 +36,7 @@ from jax_tformer.hub.folder import Origin, defaults_of, open_tensors, read_origi
 from jax_tformer.hub.pretrained import load_pretrained
 from jax_tformer.lora import join_adapters, split_adapters
 from jax_tformer.runs.checkpoints import HELD_OUT_LOSS, Checkpoints
-from jax_tformer.runs.folder import RunFolder, require_tokenizer
+from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import __version__
 from jax_tformer.training.processes import require_same
 from jax_tformer.training.step import TrainState
@@ -94,7 +94,6 @@ def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
     model = config_from_huggingface(origin.config, open_tensors(folder))
     data = preset.data
     _require_kind(folder, origin, model, preset)
-    require_tokenizer(folder)
     tokenizer = TokenizerConfig("huggingface", name=init)
     if isinstance(data, PairData):
         data = replace(

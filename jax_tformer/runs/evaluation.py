@@ -29,7 +29,7 @@ from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.generate import Answerer, generate
 from jax_tformer.decoding.loop import layers_apart
-from jax_tformer.decoding.texts import PromptReader, data_length, translation_scores
+from jax_tformer.decoding.texts import PromptReader, translation_scores
 from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.lora import join_adapters, split_adapters
@@ -255,8 +255,8 @@ def _translate(
     seed: int = 0,
 ) -> list[str]:
     """Translates `sources` as `decoding` says, but with translations as long as the model was trained on."""
-    length, named = data_length(data)
-    read = PromptReader(tokenizer, data.target_length, translates=True, max_length=length, named=named)
+    named = "the run's data.source_length"
+    read = PromptReader(tokenizer, data.target_length, translates=True, max_length=data.source_length, named=named)
     decoding = replace(decoding, max_new_tokens=data.target_length)
     answerer = Answerer(net, params, tokenizer, decoding, seed=seed, batch=min(len(sources), _TOGETHER))
     return answerer.best(map(read, sources))

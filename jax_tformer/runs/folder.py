@@ -18,7 +18,8 @@ from typing import IO, TYPE_CHECKING, Any, NamedTuple
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, MeshConfig, PairData, TextData
-from jax_tformer.data.tokenizers import Framing, Tokenizer, check_vocabulary, load_tokenizer, tokenizer_digests
+from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer, tokenizer_digests
+from jax_tformer.decoding.texts import framing_of
 from jax_tformer.files import (
     Json,
     changed_fields,
@@ -83,10 +84,8 @@ class RunFolder:
         return self.config.exists()
 
     def holds_checkpoint(self) -> bool:
-        """Whether the folder is a Hugging Face model's; raises InputError if its config.json is damaged."""
-        if not self.config.is_file():
-            return False
-        return _is_huggingface(read_json(self.config))
+        """Whether the folder is a Hugging Face model's."""
+        return any(value_in(self.config, name) is not None for name in ("model_type", "architectures"))
 
     def check(self) -> None:
         """Raises InputError if the folder is a file, holds something else, or is not writable."""
@@ -107,13 +106,7 @@ class RunFolder:
             if path.is_symlink() or not (path.is_dir() or path.is_file()):
                 kind = "is a link" if path.is_symlink() else not_regular(path)
                 raise InputError(f"{path} {kind}; expected a file or a folder; remove it, or choose another --run")
-        if self.holds_run():
-            # A damaged config is reported when it is read: --resume no moves it aside.
-            try:
-                values = read_json(self.config)
-            except InputError:
-                return
-            self._refuse_other_models(values)
+        self._refuse_checkpoint()
 
     def read_config(self, expected: str = "a folder that train.py has written") -> ExperimentConfig:
         """Reads the experiment of the run; raises InputError if config.json is missing or damaged.
@@ -125,16 +118,15 @@ class RunFolder:
             raise InputError(f"{found}; expected {expected}")
         if not self.holds_run():
             raise InputError(f"{self.path} holds no run (no {self.config.name}); {self._where_runs_are(expected)}")
-        values = read_json(self.config)
-        self._refuse_other_models(values)
-        return from_dict(ExperimentConfig, values, where=str(self.config))
+        self._refuse_checkpoint()
+        return from_dict(ExperimentConfig, read_json(self.config), where=str(self.config))
 
-    def _refuse_other_models(self, values: Any) -> None:
-        if _is_huggingface(values):
-            raise InputError(
-                f"{self.path} holds a Hugging Face model ({values.get('model_type')}), not a run; expected a folder "
-                "that train.py has written; generate.py opens it as it is, and train.py --init trains it"
-            )
+    def _refuse_checkpoint(self) -> None:
+        require(
+            not self.holds_checkpoint(),
+            f"{self.path} holds a Hugging Face model ({value_in(self.config, 'model_type')}), not a run; expected a "
+            "folder that train.py has written; generate.py opens it as it is, and train.py --init trains it",
+        )
 
     def _where_runs_are(self, expected: str) -> str:
         """Suggests the run that this folder is part of, or the runs in it."""
@@ -312,18 +304,6 @@ class RunFolder:
         return steps if isinstance(steps, int) else None
 
 
-def _is_huggingface(config: Any) -> bool:
-    return isinstance(config, dict) and ("model_type" in config or "architectures" in config)
-
-
-def require_tokenizer(folder: Path) -> None:
-    """Raises InputError if a Hugging Face folder has no tokenizer that we read."""
-    require(
-        (folder / "tokenizer.json").exists(),
-        f"{folder} has no tokenizer.json; expected one, as save_pretrained of a fast tokenizer writes it",
-    )
-
-
 class Trained(NamedTuple):
     """A model with the parameters of the checkpoint of `step`, its tokenizer, and a line for each skipped one.
 
@@ -432,7 +412,8 @@ def export_pretrained(
         tokenizer = load_tokenizer(run.origin)
     else:
         net = transformer(_bound_positions(net.config, experiment.data))
-        tokenizer = _add_framing(tokenizer, experiment)
+        if not isinstance(experiment.data, MaskedTextData):
+            tokenizer = tokenizer.adding(framing_of(tokenizer, isinstance(experiment.data, PairData)))
     save_pretrained(out, net, trained.params, tokenizer, architecture=architecture, dtype=dtype)
     return f"step {trained.step} of {run.path} is in {out}/: {list_files(out)}"
 
@@ -457,14 +438,3 @@ def _bound_positions(model: TransformerConfig, data: TextData | PairData) -> Tra
         if stack.positions.startswith(("rotary", "sinusoidal"))
     }
     return replace(model, **limited)
-
-
-def _add_framing(tokenizer: Tokenizer, experiment: ExperimentConfig) -> Tokenizer:
-    """Returns a tokenizer that itself adds what the batches of the run have around texts."""
-    before = []
-    after = []
-    if isinstance(experiment.data, PairData):
-        after = [tokenizer.require("end", "for pairs")]
-    elif not isinstance(experiment.data, MaskedTextData) and tokenizer.start_id is not None:
-        before = [tokenizer.start_id]
-    return tokenizer.adding(Framing(tuple(before), tuple(after)))

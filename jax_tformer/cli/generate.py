@@ -589,37 +589,31 @@ class Stopwatch:
     """Times what runs inside `with stopwatch.running():`, and JAX's compilation within it."""
 
     def __init__(self) -> None:
-        self._seconds = self._compilation = 0.0
+        self._seconds = 0.0
+        self._spans = list[tuple[float, float]]()
 
     @contextmanager
     def running(self) -> Iterator[None]:
         """May be entered as often as there is something to time."""
         import jax.monitoring  # imported here, so that texts are checked first
 
-        spans = []
-
-        def listen(event: str, start_time: float, end_time: float, **_: str | int) -> None:
-            if event.startswith(_COMPILATION):
-                spans.append((start_time, end_time))
-
-        jax.monitoring.register_event_time_span_listener(listen)
+        jax.monitoring.register_event_time_span_listener(self._listen)
         # The clock of JAX's events.
         began = time.time()
         try:
             yield
         finally:
             self._seconds += time.time() - began
-            jax.monitoring.unregister_event_time_span_listener(listen)
-            # What is traced inside of something traced counts once.
-            until = 0.0
-            for start, end in sorted(spans):
-                self._compilation += max(end - max(start, until), 0.0)
-                until = max(until, end)
+            jax.monitoring.unregister_event_time_span_listener(self._listen)
+
+    def _listen(self, event: str, start_time: float, end_time: float, **_: str | int) -> None:
+        if event.startswith(_COMPILATION):
+            # What is traced inside of something traced counts once, and is told first.
+            self._spans = [*(span for span in self._spans if span[0] < start_time), (start_time, end_time)]
 
     def line(self, tokens: int) -> str:
         """The speed at which `tokens` were made, without compilation."""
-        seconds = max(self._seconds - self._compilation, 0.0)
+        compilation = sum(end - start for start, end in self._spans)
+        seconds = max(self._seconds - compilation, 0.0)
         speed = f"{tokens / seconds:,.0f}" if seconds else "?"
-        return (
-            f"{tokens:,} new tokens in {seconds:.2f} s: {speed} tokens/s, and {self._compilation:.1f} s of compilation"
-        )
+        return f"{tokens:,} new tokens in {seconds:.2f} s: {speed} tokens/s, and {compilation:.1f} s of compilation"

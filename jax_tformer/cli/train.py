@@ -104,8 +104,15 @@ def train(plan: "TrainPlan", started: float) -> int:
 
     from jax_tformer.data.pipeline import build_pipeline, check_batch_ids
     from jax_tformer.functional import transformer
+    from jax_tformer.hub.pretrained import load_pretrained
     from jax_tformer.lora import merge_lora, trained
-    from jax_tformer.runs.begin import Resumption, given_parameters, new_tokenizer, permitted_changes, require_same_run
+    from jax_tformer.runs.begin import (
+        Resumption,
+        new_tokenizer,
+        permitted_changes,
+        require_same_run,
+        save_frozen,
+    )
     from jax_tformer.runs.checkpoints import Checkpoints
     from jax_tformer.runs.evaluation import Evaluator, find_not_finite, finish, sample_text
     from jax_tformer.runs.folder import export_pretrained
@@ -160,7 +167,10 @@ def train(plan: "TrainPlan", started: float) -> int:
     net = transformer(fit_to_devices(experiment.model, largest, mesh, training.accumulation))
     with together():
         prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, largest)
-        given = given_parameters(experiment, mesh) if before is None else None
+        given = None
+        if before is None and experiment.init is not None:
+            dtype = experiment.model.compute.parameter_dtype
+            _, given, _ = load_pretrained(experiment.init, dtype=dtype, mesh=mesh)
 
     # 5. The run: from its newest checkpoint, or from step 0.
     resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, started)
@@ -181,6 +191,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         with together():
             run.require_begun()
         state = prepared.first_state(given)
+        save_frozen(run, state)
     number = start = int(state.step)
     parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
     devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
@@ -222,7 +233,7 @@ def train(plan: "TrainPlan", started: float) -> int:
             check_batch_ids(batch, net.config.vocab_size)
             state, metrics = step(state, batch)
             reporter.step(number, metrics, state, batch)
-            resumption.confirm(number - 1)
+            checkpoints.keep(before=number - 1)
             signal = signals(stop.signal)
             last = number == training.steps or signal is not None
             held_out_loss = None
@@ -243,7 +254,7 @@ def train(plan: "TrainPlan", started: float) -> int:
             state, metrics = step(state, batch := next(batches))
             reporter.step(number + 1, metrics, state, batch)
             reporter.check()
-        resumption.confirm(number + 1)
+        checkpoints.keep()
     log.close()
     run.unlock()
     if number < training.steps:

@@ -238,7 +238,7 @@ def _extend_beams(rules: Rules, beams: Beams, state: State, logits: Logits) -> S
     # Finished sequences, old and new.
     said = history.tokens.reshape(batch, width, -1)[:, :, -finished.tokens.shape[2] :]
     # Of a part of the best ones, XLA on CPU would sort all.
-    enters = ends & (jnp.arange(ends.shape[1]) < width) & (scores > _NEVER) & ~state.done[:, None]
+    enters = ends & (jnp.arange(ends.shape[1]) < width)[None] & (scores > _NEVER) & ~state.done[:, None]
     new = Sequences(
         _take(said, origins).at[:, :, position].set(token),
         jnp.broadcast_to(length, enters.shape),

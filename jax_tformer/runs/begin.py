@@ -5,25 +5,24 @@ A run keeps the folder's settings and tokenizer in RUN/origin, and does not need
 checkpoint.
 
 A checkpoint counts once the next step was finite. A state of finite numbers may still be broken, so that every run from
-it fails at its next step: `Resumption.save` only begins a checkpoint, `Resumption.confirm` keeps it, and what is not
-confirmed by the end of a session is removed. The loop of `jax_tformer.cli.train` calls both: `Reporter.step` would have
-ended it at the first number that is not finite. How arrays are written, verified and deleted stands in
+it fails at its next step: `Resumption.save` only begins a checkpoint, `Checkpoints.keep` keeps it, and what is not kept
+by the end of a session is removed. The loop of `jax_tformer.cli.train` calls both: `Reporter.step` would have ended it
+at the first number that is not finite. How arrays are written, verified and deleted stands in
 `jax_tformer.runs.checkpoints`.
 """
 
 import json
 import math
+import shutil
 import time
 from dataclasses import replace
 from functools import cached_property
-from pathlib import Path
 from typing import Any
 
 import grain
 import jax
-from jax.sharding import Mesh
 
-from jax_tformer.config import TransformerConfig
+from jax_tformer.config import StackConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import ExperimentConfig, PairData, TokenizerConfig, trains_on
 from jax_tformer.data.order import Batch
@@ -32,13 +31,12 @@ from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokeni
 from jax_tformer.files import Json, changed_fields, combined_hash, shortened, to_dict, user_path
 from jax_tformer.functional import Params
 from jax_tformer.hub.families import config_from_huggingface
-from jax_tformer.hub.folder import Origin, defaults_of, open_tensors, read_origin
-from jax_tformer.hub.pretrained import load_pretrained
+from jax_tformer.hub.folder import defaults_of, open_tensors, read_origin
 from jax_tformer.lora import join_adapters, split_adapters
 from jax_tformer.runs.checkpoints import HELD_OUT_LOSS, Checkpoints
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import __version__
-from jax_tformer.training.processes import require_same
+from jax_tformer.training.processes import ask_first, require_same
 from jax_tformer.training.step import TrainState
 
 _LEARNING_RATE = 5e-5
@@ -93,7 +91,17 @@ def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
     # The arrays tell what config.json does not, such as whether a T5 has a head of its own.
     model = config_from_huggingface(origin.config, open_tensors(folder))
     data = preset.data
-    _require_kind(folder, origin, model, preset)
+    kind = trains_on(model)
+    holds = f"{folder} holds a {origin.architecture}"
+    require(
+        kind == data.kind,
+        f"{holds}, which trains on {kind}; expected a model for {data.kind}; name the experiment {kind}",
+    )
+    classes = "BertForMaskedLM" if kind == "masked" else "a class for causal or conditional generation"
+    require(
+        model.predicts_tokens,
+        f"{holds}, whose head is {model.head!r}; expected a head that predicts tokens ({classes} or the like)",
+    )
     tokenizer = TokenizerConfig("huggingface", name=init)
     if isinstance(data, PairData):
         data = replace(
@@ -125,24 +133,8 @@ def require_same_architecture(experiment: ExperimentConfig, begun: ExperimentCon
     )
 
 
-def _require_kind(folder: Path, origin: Origin, model: TransformerConfig, preset: ExperimentConfig) -> None:
-    wanted = preset.data.kind
-    kind = trains_on(model)
-    require(
-        kind == wanted,
-        f"{folder} holds a {origin.architecture}, which trains on {kind}; expected a model for {wanted}; "
-        f"name the experiment {kind}",
-    )
-    require(
-        model.predicts_tokens,
-        f"{folder} holds a {origin.architecture}, whose head is {model.head!r}; expected a head that predicts tokens "
-        f"({'BertForMaskedLM' if wanted == 'masked' else 'a class for causal or conditional generation'} or the like)",
-    )
-
-
-def _limit_length(length: int, stack: object) -> int:
-    positions = getattr(stack, "max_positions", None)
-    return length if positions is None else min(length, positions)
+def _limit_length(length: int, stack: StackConfig | None) -> int:
+    return min(length, (stack and stack.max_positions) or length)
 
 
 def new_tokenizer(experiment: ExperimentConfig) -> Tokenizer:
@@ -160,13 +152,6 @@ def new_tokenizer(experiment: ExperimentConfig) -> Tokenizer:
         tokenizer = load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
     check_vocabulary(tokenizer, vocabulary or tokenizer.vocab_size)
     return tokenizer
-
-
-def given_parameters(experiment: ExperimentConfig, mesh: Mesh) -> Params | None:
-    """Reads the weights of a new run's checkpoint, each device its part; returns None if the run has no checkpoint."""
-    if experiment.init is None:
-        return None
-    return load_pretrained(experiment.init, dtype=experiment.model.compute.parameter_dtype, mesh=mesh)[1]
 
 
 def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) -> tuple[Changes, list[str]]:
@@ -230,8 +215,6 @@ class Resumption:
         self._earlier = 0.0
         self._started = started
         self._best = math.inf
-        self._saved = 0
-        self._frozen_saved = False
         self.notes: list[str] = []
         """The damaged checkpoints that were skipped, and why."""
 
@@ -276,7 +259,6 @@ class Resumption:
             "(--report shows the results of a run)",
         )
         self._best = self._checkpoints.best_loss()
-        self._frozen_saved = True
         self.notes += restored.skipped
         arrays = restored.state
         arrays["params"] = join_adapters(arrays["params"], self._run.load_frozen(frozen, extra))
@@ -285,7 +267,9 @@ class Resumption:
     @cached_property
     def _unchanging(self) -> Json:
         # Read once, at the first save: by then the files exist, and are those that the session uses.
-        return {"fingerprint": self._fingerprint, "config": to_dict(self._experiment), **self._run.digests()}
+        frozen = self._run.frozen_digest()
+        extra = {"fingerprint": self._fingerprint, "config": to_dict(self._experiment), **self._run.digests()}
+        return extra if frozen is None else extra | {"frozen": frozen}
 
     def improves(self, held_out_loss: float | None) -> bool:
         """Whether this held-out loss is below all that were saved, so that the state should be saved."""
@@ -298,35 +282,29 @@ class Resumption:
 
         `held_out_loss` is that of this state, if known.
         """
-        self.confirm(int(state.step))
-        arrays, frozen = arrays_to_save(state)
+        step = int(state.step)
+        self._checkpoints.keep(before=step)
         extra = self._unchanging | {
             "batches": batches.get_state(),
             "seconds": self.seconds,
             HELD_OUT_LOSS: held_out_loss,
         }
-        if frozen:
-            extra["frozen"] = self._save_frozen(frozen)
         if held_out_loss is not None:
             self._best = min(self._best, held_out_loss)
-        self._saved = int(state.step)
-        self._checkpoints.begin(self._saved, arrays, extra)
+        self._checkpoints.begin(step, arrays_to_save(state)[0], extra)
 
-    def confirm(self, step: int) -> None:
-        """Keeps a state saved before `step`, because the loss and gradients of all steps up to `step` were finite."""
-        if self._saved < step:
-            self._checkpoints.keep()
 
-    def _save_frozen(self, frozen: Params) -> str | None:
-        """Saves what does not train, unless this session has saved or restored it, and returns its digest.
+def save_frozen(run: RunFolder, state: TrainState) -> None:
+    """Saves what does not train, if anything, beside all checkpoints of a new run, which are worth nothing without it.
 
-        Waits until it is on the disk: a checkpoint of adapters is worth nothing without it.
-        """
-        if not self._frozen_saved:
-            with Checkpoints(self._run.frozen, keep=1) as checkpoints:
-                checkpoints.save(0, {"params": frozen}, {})
-            self._frozen_saved = True
-        return self._run.frozen_digest()
+    Returns when it is on the disk.
+    """
+    _, frozen = arrays_to_save(state)
+    if frozen:
+        # A run that was stopped before its first checkpoint may have left that of another model.
+        ask_first(lambda: shutil.rmtree(run.frozen, ignore_errors=True))
+        with Checkpoints(run.frozen, keep=1) as checkpoints:
+            checkpoints.save(0, {"params": frozen}, {})
 
 
 def arrays_to_save(state: TrainState) -> tuple[dict[str, Any], Params]:

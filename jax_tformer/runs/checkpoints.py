@@ -1,9 +1,9 @@
 """Checkpoints: trees of arrays under the numbers of steps, saved in the background and verified on restore.
 
 The life of one: the loop of `jax_tformer.cli.train` calls `Resumption.save` (`jax_tformer.runs.begin`), which says
-what is in it, and `begin` writes it. It counts once `Resumption.confirm` knows the next step to be finite: then `keep`
-gives it its checksums and its number, and deletes those that are neither new nor best. `restore` verifies it: for a
-training that goes on in `Resumption.restore`, for all else in `load_trained` (`jax_tformer.runs.folder`).
+what is in it, and `begin` writes it. It counts once the loop knows the next step to be finite: then `keep` gives it its
+checksums and its number, and deletes those that are neither new nor best. `restore` verifies it: for a training that
+goes on in `Resumption.restore`, for all else in `load_trained` (`jax_tformer.runs.folder`).
 
 Orbax writes and reads the arrays. It does not notice bytes that changed, lists steps that are half deleted, and deletes
 old steps before anyone has looked at the new one; so this file lists, checks and deletes. In the folder:
@@ -31,9 +31,9 @@ import re
 import shutil
 import sys
 import zlib
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache, partial
+from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
 
@@ -43,7 +43,7 @@ import numpy as np
 from jaxtyping import PyTree
 
 from jax_tformer.config.errors import InputError, reason_of, require
-from jax_tformer.files import Json, read_json, require_writable, sync, value_in, write_json
+from jax_tformer.files import Json, changed_fields, read_json, require_writable, sync, value_in, write_json
 from jax_tformer.model.parameters import accumulator
 from jax_tformer.training.processes import active, ask_first, is_first
 
@@ -141,11 +141,11 @@ class Checkpoints:
             response = ocp.save_checkpointables_async(pending, arrays)
         self._begun = _Begun(response, pending, step, json.dumps(extra, indent=1))
 
-    def keep(self) -> None:
-        """Finishes the step that `begin` started, if any, in the background; then deletes old steps."""
+    def keep(self, before: float = math.inf) -> None:
+        """Finishes the step that `begin` started, if it is one `before`, in the background; then deletes old steps."""
         begun = self._begun
-        self._begun = None
-        if begun is not None:
+        if begun is not None and begun.step < before:
+            self._begun = None
             self._running = self._background.submit(self._finish, begun)
 
     def drop(self) -> None:
@@ -340,7 +340,10 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) ->
     try:
         extra = dict(read_json(path / _EXTRA_FILE))
         _require_same_arrays(path, {name: ocp.metadata(path, name).metadata for name in names}, abstract)
-        wanted = {name: jax.tree.map(_with_sharding, abstract[name]) for name in names}
+        # Without a sharding Orbax would ask for the devices that the array was saved from, which may not exist here.
+        local = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
+        parts = {name: abstract[name] for name in names}
+        wanted = jax.tree.map(lambda leaf: leaf.update(sharding=leaf.sharding or local), parts)
         working = ocp.options.MultiprocessingOptions(active_processes=active())
         with ocp.Context(multiprocessing_options=working):
             state = {**abstract, **ocp.load_checkpointables(path, wanted)}
@@ -393,29 +396,18 @@ def _held_out_loss(step_folder: Path) -> float | None:
 
 
 def _require_same_arrays(path: Path, saved: Mapping[str, PyTree], wanted: Mapping[str, PyTree]) -> None:
-    saved_arrays = _describe_arrays(saved)
-    wanted_arrays = _describe_arrays(wanted)
-    for name in [*wanted_arrays, *saved_arrays]:
-        there = saved_arrays.get(name, "nothing")
-        here = wanted_arrays.get(name, "nothing")
-        require(
-            there == here,
-            f"the checkpoint {path} has {there} at {name}, and this configuration expects {here}; "
-            "use the configuration it was made with, or another run folder",
+    saved_arrays, wanted_arrays = (
+        {
+            jax.tree_util.keystr(place, simple=True, separator="."): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
+            for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
+        }
+        for tree in (saved, wanted)
+    )
+    for name, (there, here) in changed_fields(saved_arrays, wanted_arrays).items():
+        raise InputError(
+            f"the checkpoint {path} has {there or 'nothing'} at {name}, and this configuration expects "
+            f"{here or 'nothing'}; use the configuration it was made with, or another run folder"
         )
-
-
-def _describe_arrays(tree: PyTree) -> dict[str, str]:
-    return {
-        jax.tree_util.keystr(path, simple=True, separator="."): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(tree)
-    }
-
-
-def _with_sharding(leaf: Any) -> jax.ShapeDtypeStruct:
-    # Without a sharding Orbax would ask for the devices that the array was saved from, which may not exist here.
-    sharding = leaf.sharding or jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
-    return jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=sharding)
 
 
 @cache
@@ -423,20 +415,19 @@ def orbax() -> Any:
     """Orbax, imported at first use because that takes up to half a second, and kept from writing to the terminal."""
     from orbax.checkpoint import v1
 
-    logging.getLogger("absl").addFilter(_is_worth_showing)
+    def is_worth_showing(record: logging.LogRecord) -> bool:
+        # What Orbax warns of is either raised as well or found by our own checks; whoever lowers the level sees it all.
+        return "orbax" not in record.pathname or logging.getLogger("absl").isEnabledFor(logging.INFO)
+
+    def show_unless_closed(what: Any) -> None:
+        if str(what.exc_value) != "Event loop is closed":
+            show(what)
+
+    logging.getLogger("absl").addFilter(is_worth_showing)
     # After a failed save, TensorStore's threads report to an event loop that is closed, each with its own traceback.
-    sys.unraisablehook = partial(_show_unless_closed, sys.unraisablehook)
+    show = sys.unraisablehook
+    sys.unraisablehook = show_unless_closed
     return v1
-
-
-def _show_unless_closed(show: Callable[[Any], object], what: Any) -> None:
-    if str(what.exc_value) != "Event loop is closed":
-        show(what)
-
-
-def _is_worth_showing(record: logging.LogRecord) -> bool:
-    # What Orbax warns of is either raised as well or found by our own checks; whoever lowers the level sees it all.
-    return "orbax" not in record.pathname or logging.getLogger("absl").isEnabledFor(logging.INFO)
 
 
 def write_checksums(folder: Path) -> None:

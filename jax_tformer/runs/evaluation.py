@@ -34,7 +34,7 @@ from jax_tformer.files import named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.lora import join_adapters, split_adapters
 from jax_tformer.model.parameters import DropoutKey, accumulator
-from jax_tformer.runs.folder import RunFolder, Trained, load_trained
+from jax_tformer.runs.folder import RunFolder, load_trained
 from jax_tformer.runs.metrics import Row, format_figures, read_metrics
 from jax_tformer.startup import compiler_options
 from jax_tformer.terminal import __version__
@@ -78,8 +78,9 @@ class Evaluator:
     def of_state(self, state: TrainState) -> Row:
         """Returns the figures of the parameters, and average_val_loss ... of their average, if there is one."""
         figures = self(state.params)
-        averages = {} if state.average is None else self(average_of(state))
-        return figures | {f"average_{name}": x for name, x in averages.items() if not isinstance(x, str)}
+        if state.average is not None:
+            figures |= {f"average_{name}": x for name, x in self(average_of(state)).items() if not isinstance(x, str)}
+        return figures
 
     def __call__(self, params: Params) -> Row:
         """Returns val_loss (nats per token, over all tokens), val_perplexity, val_bits_per_byte, exact_match and bleu.
@@ -230,7 +231,12 @@ def sample_text(
     if isinstance(data, PairData):
         examples = (held_out().examples or [])[: sample.count]
         answers = _translate(net, params, data, tokenizer, [source for source, _ in examples], decoding, seed)
-        return _table_of_translations(examples, answers)
+        lines = [
+            (source, answer, "" if answer == target else target)
+            for (source, target), answer in zip(examples, answers, strict=True)
+        ]
+        title = f"held-out examples, {sum(not differs for *_, differs in lines)} of {len(lines)} exact"
+        return _table(title, ("source", "model", "expected, where it differs"), lines)
     if tokenizer.start_id is not None:
         prompts = [[tokenizer.start_id]]
     else:
@@ -260,15 +266,6 @@ def _translate(
     decoding = replace(decoding, max_new_tokens=data.target_length)
     answerer = Answerer(net, params, tokenizer, decoding, seed=seed, batch=min(len(sources), _TOGETHER))
     return answerer.best(map(read, sources))
-
-
-def _table_of_translations(examples: Sequence[tuple[str, str]], answers: Sequence[str]) -> str:
-    rows = [
-        (source, answer, "" if answer == target else target)
-        for (source, target), answer in zip(examples, answers, strict=True)
-    ]
-    title = f"held-out examples, {sum(not differs for *_, differs in rows)} of {len(rows)} exact"
-    return _table(title, ("source", "model", "expected, where it differs"), rows)
 
 
 def _predict_masked(net: AnyTransformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:
@@ -346,27 +343,23 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
         *notes,
         f"drawn: {run.picture}",
     ]
+
+    def held_out() -> Pipeline:
+        pipeline = build_pipeline(experiment.data, experiment.training, trained.tokenizer)
+        # The config of a stranger's run may name any file of the user's.
+        require(
+            pipeline.fingerprint == trained.fingerprint,
+            "the data is not that of the run, so that nothing of it is shown; restore it, or its path",
+        )
+        return pipeline
+
     try:
         trained = load_trained(run)
-        held_out = partial(_build_same_data, experiment, trained)
         samples = sample_text(trained.net, trained.params, experiment, trained.tokenizer, held_out)
     except InputError as error:
         return "\n".join([*told, f"no samples: {error}"])
     write_text(run.samples, samples)
     return "\n".join([samples, *told, *trained.skipped, f"sampled at step {trained.step}: {run.samples}"])
-
-
-def _build_same_data(experiment: ExperimentConfig, trained: Trained) -> Pipeline:
-    """Makes the batches of a run's data; raises InputError if it is not what the run was trained on.
-
-    The config of a stranger's run may name any file of the user's.
-    """
-    pipeline = build_pipeline(experiment.data, experiment.training, trained.tokenizer)
-    require(
-        pipeline.fingerprint == trained.fingerprint,
-        "the data is not that of the run, so that nothing of it is shown; restore it, or its path",
-    )
-    return pipeline
 
 
 def _find_best(rows: list[Row]) -> tuple[Row, list[str]]:

@@ -251,7 +251,7 @@ CHOICES = (
         "n-grams: padding counts",
         History,
         "of",
-        lambda right, prompt, mask, *rest: right(prompt, jnp.ones_like(mask), *rest),
+        lambda right, prompts, *rest: right(np.maximum(prompts, 0), *rest),
     ),
 )
 """Gate 8, for the first settings of test_strategies.py, one by one."""

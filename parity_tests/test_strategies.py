@@ -11,7 +11,7 @@ import torch
 
 from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.decoding.generate import generate, pad_rows
-from jax_tformer.decoding.sampling import History, Step, make_rules, process_logits
+from jax_tformer.decoding.sampling import History, make_rules, process_logits
 from parity.gates.measure import compared, worst
 from parity_tests.draws import judged, largest
 from parity_tests.generation import Float64, as_tuples, drivable
@@ -67,14 +67,13 @@ def processed(settings):
         )
     asked = {"temperature": 1.0} | {name: as_tuples(setting) for name, setting in settings.items()}
     ends = [asked.pop("eos_token_id", -1)]
-    rules, limits, banned = make_rules(DecodingConfig(**asked), ends), jnp.full(len(prompts), 10), 0
+    rules, limits, banned = make_rules(DecodingConfig(**asked), ends), np.full(len(prompts), 10), 0
     for step, (raw, scores) in enumerate(zip(answer.logits, answer.scores, strict=True)):
         said = answer.sequences[:, : length + step].numpy()
         # Padding, on our side alone, has the id of a token that may be said.
-        texts = (pad_rows(text.tolist(), 25, side="left") for text in (said, prompts))
-        (tokens, mask), given = jax.tree.map(jnp.asarray, tuple(texts))
-        now = Step(jnp.asarray(step), limits, History.of(tokens, mask, 3, given))
-        found = process_logits(jnp.asarray(raw.numpy()), rules, now)
+        tokens, given = (pad_rows(text.tolist(), 25, side="left") for text in (said, prompts))
+        history = History.of(tokens, 3, given, limits)._replace(made=jnp.asarray(step))
+        found = process_logits(jnp.asarray(raw.numpy()), rules, history)
         # Up to a constant a row, which the softmax takes out.
         ours, theirs = np.asarray(jax.nn.log_softmax(found)), scores.log_softmax(-1).numpy()
         missing, forbidden = np.isneginf(ours), np.isneginf(theirs)

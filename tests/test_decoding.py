@@ -81,7 +81,7 @@ def test_rows_end_with_an_end_token_and_all_work_with_the_last_row(monkeypatch):
 
     def watch(*given, **options):
         state = advance(*given, **options)
-        done.append(int(state.step.position))
+        done.append(int(state.history.made))
         return state
 
     monkeypatch.setattr(generation, "advance", watch)

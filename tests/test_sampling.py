@@ -7,7 +7,7 @@ import pytest
 from scipy import stats
 
 from jax_tformer import DecodingConfig
-from jax_tformer.decoding.sampling import History, Step, choose, draw, keep_min_p, keep_top_k, keep_top_p, make_rules
+from jax_tformer.decoding.sampling import History, choose, draw, keep_min_p, keep_top_k, keep_top_p, make_rules
 
 DRAWS = 100_000
 PROBABILITIES = np.array([0.02, 0.3, 0.05, 0.2, 0.13, 0.01, 0.25, 0.04])
@@ -40,8 +40,8 @@ EXPECTED = {
 
 def first_step(rows, seen):
     """Of as many answers to a prompt of these tokens."""
-    said = jnp.tile(jnp.array(seen), (rows, 1)), jnp.ones((rows, len(seen)), bool)
-    return Step(jnp.asarray(0), jnp.full(rows, 9), History.of(*said, 0, said))
+    said = np.tile(np.int32(seen), (rows, 1))
+    return History.of(said, 0, said, np.full(rows, 9))
 
 
 @pytest.mark.parametrize("strategy", EXPECTED)

@@ -15,7 +15,6 @@ from jax_tformer.config.errors import InputError, require, require_field, requir
 from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.loop import (
-    Prompts,
     Sequences,
     State,
     advance,
@@ -25,7 +24,7 @@ from jax_tformer.decoding.loop import (
     row_keys,
     start,
 )
-from jax_tformer.decoding.sampling import make_rules
+from jax_tformer.decoding.sampling import History, make_rules
 from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added, framing_of
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
 from jax_tformer.startup import require_memory
@@ -224,20 +223,18 @@ class PromptBatch(NamedTuple):
             found.append((rows, part if length else part._replace(context=None)))
         return found
 
-    def pad(self, config: TransformerConfig) -> tuple[Prompts, int]:
-        """Returns the prompts of one group as arrays, and the number of slots that their cache needs in the end."""
-        count = len(self.ids)
+    def pad(self, config: TransformerConfig) -> tuple[History, int]:
+        """Returns the prompts of one group, with room for answers, and how many slots their cache needs in the end."""
         longest = max(map(len, self.ids))
-        source = None
+        most = int(self.limits.max())
         if config.encoder is not None:
             source = pad_rows(self.ids, round_up(longest, config.encoder.max_positions), side="right")
-            tokens = np.full((count, 1), self.start_id, np.int32)
-            mask = np.ones((count, 1), bool)
+            tokens = np.full((len(self.ids), 1), self.start_id, np.int32)
         else:
             length = round_up(longest, self.context or config.output_stack.max_positions, step=self._step)
-            tokens, mask = pad_rows(self.ids, length, side="left")
-        slots = self.context or tokens.shape[1] + round_up(int(self.limits.max()) - 1)
-        return Prompts(*jax.tree.map(jnp.asarray, (tokens, mask, source, self.limits))), slots
+            source = tokens = pad_rows(self.ids, length, side="left")
+        slots = self.context or tokens.shape[1] + round_up(most - 1)
+        return History.of(tokens, round_up(most), source, self.limits), slots
 
     @property
     def _step(self) -> int:
@@ -315,7 +312,7 @@ def _decode(
     hashes = np.array([zlib.crc32(np.asarray(ids, "<i4").tobytes()) for ids in batch.ids], np.uint32)
     keys = row_keys(jax.random.key(seed), hashes, max(decoding.num_return_sequences, decoding.num_beams))
     # The token chosen last is not in the cache yet.
-    filled = prompts.tokens.shape[1]
+    filled = int(prompts.length)
     made = 1
     # A step reads every slot, so there are few while the text is short.
     length = cache_length(filled, needed)
@@ -345,8 +342,8 @@ def _decode(
 
 def _new_tokens(state: State) -> np.ndarray:
     """Returns the new tokens of each row so far, int32 `[N, n]`."""
-    end = int(state.step.history.length)
-    return np.array(state.step.history.tokens)[:, end - int(state.step.position) : end]
+    end = int(state.history.length)
+    return np.array(state.history.tokens)[:, end - int(state.history.made) : end]
 
 
 def _best(found: Sequences, wanted: int, end_id: int) -> Generated:
@@ -376,14 +373,12 @@ def cache_length(filled: int, needed: int) -> int:
     return length if 2 * length <= needed else needed
 
 
-def pad_rows(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]) -> tuple[np.ndarray, np.ndarray]:
-    """Pads the rows on `side`: returns ids, int32 `[B, length]`, and a mask, bool `[B, length]`, True at tokens."""
-    ids = np.zeros((len(rows), length), np.int32)
-    mask = np.zeros((len(rows), length), bool)
+def pad_rows(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]) -> np.ndarray:
+    """Pads the rows on `side` with -1, which is no token: int32 `[B, length]`."""
+    ids = np.full((len(rows), length), -1, np.int32)
     for number, row in enumerate(rows):
-        columns = slice(length - len(row), length) if side == "left" else slice(0, len(row))
-        ids[number, columns], mask[number, columns] = row, True
-    return ids, mask
+        ids[number, slice(length - len(row), length) if side == "left" else slice(len(row))] = row
+    return ids
 
 
 def require_positions(limit: int | None, length: int, what: str) -> None:

@@ -18,7 +18,7 @@ from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
 from jax_tformer.cache import Cache
-from jax_tformer.decoding.sampling import History, Keys, Logits, Padded, Rules, Step, TokenIds, choose, restrict
+from jax_tformer.decoding.sampling import History, Keys, Logits, Rules, TokenIds, choose, restrict
 from jax_tformer.functional import DecoderTransformer, Params
 from jax_tformer.model.fast import FEW_ROWS, Transposed
 from jax_tformer.model.parameters import Count, RandomKey
@@ -27,18 +27,6 @@ from jax_tformer.training.sharding import mesh_of, replicate, split_rows
 
 _NEVER = -1e9
 """The score of a sequence that does not exist, or more than that."""
-
-
-class Prompts(NamedTuple):
-    """B prompts, padded on the left; those of an encoder-decoder are start tokens."""
-
-    tokens: Int[Array, "B P"]
-    mask: Bool[Array, "B P"]
-    """True at tokens."""
-    source: Padded | None
-    """The texts that an encoder-decoder translates, and their mask."""
-    limits: Int[Array, " B"]
-    """The largest number of new tokens of each."""
 
 
 class Sequences(NamedTuple):
@@ -70,8 +58,7 @@ class State(NamedTuple):
 
     cache: Cache
     """It does not hold the token chosen last."""
-    step: Step
-    """Which token comes next, after how many."""
+    history: History
     done: Bool[Array, " E"]
     """Whether a row has ended; in a beam search, whether the finished sequences of a prompt are final."""
     keys: Keys
@@ -85,7 +72,7 @@ def start(
     net: DecoderTransformer,
     rules: Rules,
     params: Params,
-    prompts: Prompts,
+    prompts: History,
     keys: Key[Array, "B R"],
     cache_length: int,
     room: int,
@@ -93,17 +80,15 @@ def start(
     """Reads the prompts and chooses the first token of N = B * R rows, R for each prompt.
 
     `keys` are those of `row_keys`, for R samples or for R = W beams, which do not use them. The cache has
-    `cache_length` slots. `room` is at least the largest of the limits (M).
+    `cache_length` slots. `room` is for how many new tokens the prompts have columns (M).
     """
-    logits, cache = prefill(net, params, prompts, cache_length)
+    logits, cache = prefill(net, params, prompts.tokens[:, :-room], prompts.source, cache_length)
     batch, count = keys.shape
     rows = jnp.repeat(jnp.arange(batch), count)
-    own = prompts.tokens, prompts.mask
-    history = History.of(*own, room, prompts.source or own).take(rows)
     searches = rules.num_beams > 1
     state = State(
         take_sequences(cache, rows) if count > 1 else cache,
-        Step(jnp.asarray(0, jnp.int32), prompts.limits[rows], history),
+        prompts.take(rows),
         jnp.zeros(batch if searches else len(rows), bool),
         keys.reshape(-1),
         jnp.asarray(False),
@@ -125,21 +110,20 @@ def advance(net: DecoderTransformer, rules: Rules, params: Params, state: State,
 
     Donates `state`.
     """
-    last = state.step.position + steps
+    last = state.history.made + steps
 
     def one_more(state: State) -> State:
-        logits, cache = extend(net, params, state.step.history.last(1), state.cache)
+        logits, cache = extend(net, params, state.history.last(1), state.cache)
         return append_token(rules, state._replace(cache=cache), logits)
 
-    return _spread(jax.lax.while_loop(lambda state: ~state.done.all() & (state.step.position < last), one_more, state))
+    return _spread(jax.lax.while_loop(lambda state: ~state.done.all() & (state.history.made < last), one_more, state))
 
 
 @partial(jax.jit, static_argnames=("net", "count", "cache_length"), donate_argnames="state")
 def restart(net: DecoderTransformer, params: Params, state: State, count: int, cache_length: int) -> State:
     """Returns `state` with a new cache of `cache_length` slots, which holds the last `count` tokens that were read."""
-    tokens = state.step.history.last(count + 1)[:, :-1]
-    prompts = Prompts(jnp.maximum(tokens, 0), tokens >= 0, None, state.step.limits)
-    _, cache = prefill(net, params, prompts, cache_length)
+    history = state.history
+    _, cache = prefill(net, params, history.last(count + 1)[:, :-1], history.source, cache_length)
     return _spread(state._replace(cache=cache))
 
 
@@ -150,18 +134,26 @@ def row_keys(key: RandomKey, hashes: UInt32[Array, " B"], samples: int) -> Key[A
     return jax.vmap(fold, (0, None))(fold(key, hashes), jnp.arange(samples))
 
 
-def prefill(net: DecoderTransformer, params: Params, prompts: Prompts, cache_length: int) -> tuple[Array, Cache]:
-    """Returns the logits after the prompts, `[B, V]`, and a cache of `cache_length` slots that holds the prompts."""
+def prefill(
+    net: DecoderTransformer,
+    params: Params,
+    tokens: Int[Array, "B P"],
+    source: Int[Array, "B S"],
+    cache_length: int,
+) -> tuple[Array, Cache]:
+    """Reads tokens (and the source of an encoder-decoder), where -1 is padding.
+
+    Returns the logits after the last of them, `[B, V]`, and a cache of `cache_length` slots that holds them.
+    """
     model = net.bind(params)
-    tokens, mask, source, _ = split_rows(prompts, len(prompts.tokens))
     batch, length = tokens.shape
+    (tokens, mask), given = split_rows([(jnp.maximum(ids, 0), ids >= 0) for ids in (tokens, source)], batch)
     # The cache grows afterwards, so that the prompt attends only to itself and not to empty slots.
     if isinstance(model, DecoderOnly):
         outputs = model(tokens, mask=mask, cache=model.new_cache(batch, length))
     else:
-        assert source is not None
-        cache = model.new_cache(batch, length, source[0].shape[1])
-        outputs = model(source[0], tokens, source_mask=source[1], target_mask=mask, cache=cache)
+        cache = model.new_cache(batch, length, source.shape[1])
+        outputs = model(given[0], tokens, source_mask=given[1], target_mask=mask, cache=cache)
     assert outputs.cache is not None
     assert model.head is not None
     return model.head(outputs.hidden[:, -1:], model.table)[:, 0], grow_cache(outputs.cache, cache_length)
@@ -204,13 +196,11 @@ def append_token(rules: Rules, state: State, logits: Logits) -> State:
     state = state._replace(broken=state.broken | broken.any())
     if state.beams is not None:
         return _extend_beams(rules, state.beams, state, logits)
-    position, limits, history = state.step
-    keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, position)
-    token = jnp.where(state.done, rules.end_ids[0], choose(logits, keys, rules, state.step)).astype(jnp.int32)
-    return state._replace(
-        step=Step(position + 1, limits, history.append(token)),
-        done=state.done | jnp.isin(token, rules.end_ids) | (position + 1 >= limits),
-    )
+    keys = jax.vmap(jax.random.fold_in, (0, None))(state.keys, state.history.made)
+    token = jnp.where(state.done, rules.end_ids[0], choose(logits, keys, rules, state.history)).astype(jnp.int32)
+    history = state.history.append(token)
+    done = state.done | jnp.isin(token, rules.end_ids) | (history.made >= history.limits)
+    return state._replace(history=history, done=done)
 
 
 def _extend_beams(rules: Rules, beams: Beams, state: State, logits: Logits) -> State:
@@ -220,19 +210,19 @@ def _extend_beams(rules: Rules, beams: Beams, state: State, logits: Logits) -> S
     the first W that end, or are as long as `limits` allows, compete for the W finished sequences. The W best of those
     that do not end continue.
     """
-    position, limits_of_rows, history = state.step
+    history = state.history
     finished = beams.finished
     batch, width = beams.scores.shape
-    limits = limits_of_rows.reshape(batch, width)[:, 0]
+    limits = history.limits.reshape(batch, width)[:, 0]
     vocabulary = logits.shape[1]
-    log_probabilities = restrict(jax.nn.log_softmax(logits, axis=-1), rules, state.step)
+    log_probabilities = restrict(jax.nn.log_softmax(logits, axis=-1), rules, history)
     if rules.renormalize_logits:
         log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
     total = (beams.scores.reshape(-1, 1) + log_probabilities).reshape(batch, -1)
     scores, best = jax.lax.top_k(total, min(max(2, 1 + len(rules.end_ids)) * width, total.shape[1]))
     origins = best // vocabulary
     token = (best % vocabulary).astype(jnp.int32)
-    length = position + 1
+    length = history.made + 1
     ends = jnp.isin(token, rules.end_ids) | (length >= limits)[:, None]
 
     # Finished sequences, old and new.
@@ -240,7 +230,7 @@ def _extend_beams(rules: Rules, beams: Beams, state: State, logits: Logits) -> S
     # Of a part of the best ones, XLA on CPU would sort all.
     enters = ends & (jnp.arange(ends.shape[1]) < width)[None] & (scores > _NEVER) & ~state.done[:, None]
     new = Sequences(
-        _take(said, origins).at[:, :, position].set(token),
+        _take(said, origins).at[:, :, history.made].set(token),
         jnp.broadcast_to(length, enters.shape),
         jnp.where(enters, scores / _penalty(rules, length, scores.dtype), _NEVER),
     )
@@ -257,7 +247,7 @@ def _extend_beams(rules: Rules, beams: Beams, state: State, logits: Logits) -> S
     over = full if rules.early_stopping is True else full & (hoped <= finished.scores.min(1))
     return state._replace(
         cache=take_sequences(state.cache, rows),
-        step=Step(length, limits_of_rows, history.take(rows).append(_take(token, best).reshape(-1))),
+        history=history.take(rows).append(_take(token, best).reshape(-1)),
         done=state.done | over | (length >= limits),
         beams=Beams(scores, finished),
     )

@@ -11,15 +11,13 @@ from typing import Any, Literal, NamedTuple
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jaxtyping import Array, Bool, Float, Int, Key
+from jaxtyping import Array, Float, Int, Key
 
 from jax_tformer.config.experiment import DecodingConfig, LengthPenaltyForm
 from jax_tformer.model.parameters import Count, Scalar
 
 Logits = Float[Array, "N V"]
 """Logits, or log-probabilities, of N rows."""
-Padded = tuple[Int[Array, "N S"], Bool[Array, "N S"]]
-"""Texts of token ids as rows of one array, and a mask that is True at tokens."""
 TokenIds = Int[Array, " N"]
 Keys = Key[Array, " N"]
 
@@ -33,36 +31,31 @@ class History(NamedTuple):
     """The number of columns up to the last token."""
     source: Int[Array, "N S"]
     """The prompt, or an encoder-decoder's source; -1 for padding."""
+    made: Count
+    """How many new tokens the rows have."""
+    limits: Int[Array, " N"]
+    """The largest number of new tokens of each row."""
 
     @staticmethod
-    def of(prompt: Int[Array, "N P"], mask: Bool[Array, "N P"], room: int, source: Padded) -> "History":
-        """Begins with prompts that are padded on the left, with room for new tokens; `source` has a mask."""
-        tokens = jnp.pad(jnp.where(mask, prompt, -1), ((0, 0), (0, room)), constant_values=-1)
-        return History(tokens, jnp.asarray(prompt.shape[1], jnp.int32), jnp.where(source[1], source[0], -1))
+    def of(prompts: np.ndarray, room: int, source: np.ndarray, limits: np.ndarray) -> "History":
+        """Begins with prompts that are padded on the left, with room for new tokens."""
+        tokens = np.pad(prompts, ((0, 0), (0, room)), constant_values=-1)
+        length = np.int32(prompts.shape[1])
+        return History(*map(jnp.asarray, (tokens, length, source, np.int32(0), limits)))
 
     def append(self, token: TokenIds) -> "History":
         """Returns the history with one more token in each row."""
         tokens = jax.lax.dynamic_update_slice_in_dim(self.tokens, token[:, None], self.length, axis=1)
-        return self._replace(tokens=tokens, length=self.length + 1)
+        return self._replace(tokens=tokens, length=self.length + 1, made=self.made + 1)
 
     def take(self, rows: TokenIds) -> "History":
         """Returns the history of the given rows, in that order; a row may come several times."""
-        return self._replace(tokens=self.tokens[rows], source=self.source[rows])
+        return self._replace(tokens=self.tokens[rows], source=self.source[rows], limits=self.limits[rows])
 
     def last(self, count: int) -> Int[Array, "N n"]:
         """Returns the last `count` tokens of each row; -1 where there are fewer."""
         columns = self.length - count + jnp.arange(count)
         return jnp.where(columns >= 0, self.tokens[:, jnp.maximum(columns, 0)], -1)
-
-
-class Step(NamedTuple):
-    """Which token of each of N rows comes next."""
-
-    position: Count
-    """How many new tokens the rows have."""
-    limits: Int[Array, " N"]
-    """The largest number of new tokens of each row."""
-    history: History
 
 
 _STATIC = {"static": True}
@@ -122,18 +115,18 @@ def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rule
     return Rules(**values)
 
 
-def choose(logits: Logits, keys: Keys, rules: Rules, step: Step) -> TokenIds:
+def choose(logits: Logits, keys: Keys, rules: Rules, history: History) -> TokenIds:
     """Draws one token per row with the row's own key, or takes the best one without a temperature."""
-    logits = process_logits(logits, rules, step)
+    logits = process_logits(logits, rules, history)
     return argmax(logits) if rules.temperature is None else draw(logits, keys)
 
 
-def process_logits(logits: Logits, rules: Rules, step: Step) -> Logits:
+def process_logits(logits: Logits, rules: Rules, history: History) -> Logits:
     """Applies what `restrict` does, then temperature, top-k, top-p and min-p.
 
     Logits are correct up to a constant per row.
     """
-    logits = restrict(logits, rules, step)
+    logits = restrict(logits, rules, history)
     if rules.temperature is not None:
         # Makes the largest logit 0, so that it stays finite. XLA would treat temperatures below `tiny` as 0.
         temperature = jnp.maximum(rules.temperature, np.finfo(logits.dtype).tiny)
@@ -147,32 +140,31 @@ def process_logits(logits: Logits, rules: Rules, step: Step) -> Logits:
     return logits
 
 
-def restrict(scores: Logits, rules: Rules, step: Step) -> Logits:
+def restrict(scores: Logits, rules: Rules, history: History) -> Logits:
     """Applies what changes logits, or log-probabilities, without drawing.
 
     The repetition penalty comes first, then the ban of n-grams and words, then constraints.
     """
-    history = step.history
     if rules.repetition_penalty is not None:
         scores = penalize_repetition(scores, history.tokens, rules.repetition_penalty)
     scores = forbid_ngrams(scores, history, history.tokens, rules.no_repeat_ngram_size)
     scores = forbid_ngrams(scores, history, history.source, rules.encoder_no_repeat_ngram_size)
     if rules.bad_words_ids is not None:
         scores = forbid_words(scores, history, rules.bad_words_ids)
-    return constrain(scores, rules, step)
+    return constrain(scores, rules, history)
 
 
-def constrain(scores: Logits, rules: Rules, step: Step) -> Logits:
+def constrain(scores: Logits, rules: Rules, history: History) -> Logits:
     """Sets the scores of tokens that may not come here to -inf; a token that must come gets 0, and all others -inf."""
     if rules.suppress_tokens is not None:
         scores = scores.at[:, rules.suppress_tokens].set(-jnp.inf)
     if rules.begin_suppress_tokens is not None:
-        begins = step.position == (0 if rules.forced_bos_token_id is None else 1)
+        begins = history.made == (0 if rules.forced_bos_token_id is None else 1)
         scores = jnp.where(begins, scores.at[:, rules.begin_suppress_tokens].set(-jnp.inf), scores)
     if rules.min_new_tokens is not None:
-        scores = jnp.where(step.position < rules.min_new_tokens, _forbid(scores, rules.end_ids[None]), scores)
-    first = step.position == 0
-    last = (step.position == step.limits - 1)[:, None]
+        scores = jnp.where(history.made < rules.min_new_tokens, _forbid(scores, rules.end_ids[None]), scores)
+    first = history.made == 0
+    last = (history.made == history.limits - 1)[:, None]
     for now, token in (first, rules.forced_bos_token_id), (last, rules.forced_eos_token_id):
         if token is not None:
             only = jnp.where(jnp.arange(scores.shape[1]) == token, 0.0, -jnp.inf).astype(scores.dtype)

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -54,23 +54,20 @@ def score(
         least = "one" if begin else "two"
         require(len(row) > 1, f"text {number} has no token to score; expected at least {least}")
     # The last token is only predicted, never read.
-    tokens, mask = _pad([row[:-1] for row in rows], net.config.output_stack, "without its last token, a text")
-    labels, _ = pad_rows([row[1:] for row in rows], tokens.shape[1], side="right")
+    tokens = _pad([row[:-1] for row in rows], net.config.output_stack, "without its last token, a text")
+    labels = pad_rows([row[1:] for row in rows], tokens.shape[1], side="right")
     inputs = [tokens]
-    masks = {"mask": mask}
     if sources is not None and encoder is not None:
         require(len(sources) == len(texts), "expected one source for each text")
         require(all(map(len, sources)), "a source has no tokens; expected at least one")
         require(begin, "start_id is None; an encoder-decoder needs a token to begin with")
-        source, source_mask = _pad(sources, encoder, "a source")
-        inputs = [source, tokens]
-        masks = {"source_mask": source_mask, "target_mask": mask}
-    found = np.asarray(_log_probs(decoder, params, inputs, masks, labels))
-    log_probs = [row[real] for row, real in zip(found, mask, strict=True)]
+        inputs = [_pad(sources, encoder, "a source"), tokens]
+    found = np.asarray(_log_probs(decoder, params, inputs, labels))
+    log_probs = [row[real] for row, real in zip(found, labels >= 0, strict=True)]
     return Scores(log_probs, np.exp([-row.mean() for row in log_probs]))
 
 
-def _pad(rows: Sequence[Ids], stack: StackConfig, what: str) -> tuple[np.ndarray, np.ndarray]:
+def _pad(rows: Sequence[Ids], stack: StackConfig, what: str) -> np.ndarray:
     longest = max(map(len, rows))
     require_positions(stack.max_positions, longest, what)
     return pad_rows(rows, round_up(longest, stack.max_positions), side="right")
@@ -78,12 +75,10 @@ def _pad(rows: Sequence[Ids], stack: StackConfig, what: str) -> tuple[np.ndarray
 
 @partial(jax.jit, static_argnames=("net",))
 def _log_probs(
-    net: DecoderTransformer,
-    params: Params,
-    inputs: list[Array],
-    masks: dict[str, Array],
-    labels: Int[Array, "B T"],
+    net: DecoderTransformer, params: Params, inputs: list[Array], labels: Int[Array, "B T"]
 ) -> Float[Array, "B T"]:
-    logits = net.apply(params, *inputs, **masks)
+    names = ("source_mask", "target_mask") if len(inputs) > 1 else ("mask",)
+    masks: dict[str, Any] = {name: ids >= 0 for name, ids in zip(names, inputs, strict=True)}
+    logits = net.apply(params, *(jnp.maximum(ids, 0) for ids in inputs), **masks)
     chosen = jnp.take_along_axis(logits, labels[:, :, None], axis=-1)[:, :, 0]
     return chosen - jax.nn.logsumexp(logits, axis=-1)

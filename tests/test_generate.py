@@ -229,7 +229,7 @@ def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs, tmp_path, monkeypa
         ("text PROMPT --stream --json --beam 2", "--stream and --beam are both given"),
         ("text PROMPT --seed -1", "--seed is -1"),
         ("text PROMPT --batch-size 0", "--batch-size is 0"),
-        ("text PROMPT --source It", "--prompt and --source are both given"),
+        ("text PROMPT --source It", "holds a language model; give --prompt, not --source"),
         ("text PROMPT --words 3", "--words"),
         ("text PROMPT --dtype int8", "invalid choice 'int8' for argument '--dtype'; expected one of None, bfloat16, "),
         ("text --prompt", "--prompt has no value; see generate.py --help"),

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from jax_tformer.config.errors import InputError, require
@@ -18,18 +19,22 @@ _WAIT = 60
 """Seconds; the process bounds its own, but does not get them all on a busy machine."""
 
 
+@dataclass(frozen=True)
 class ChatTemplate:
     """A template, and the special tokens by name that it may use.
 
     It may come from a stranger: it runs in Jinja's sandbox, which lets it read and change nothing but the messages, and
     in a process whose time, memory and output are bounded. Starting that takes about 0.1 s for each message.
+
+    Raises InputError if `source` is no Jinja template.
     """
 
-    def __init__(self, source: str, tokens: Mapping[str, str], where: str) -> None:
-        """Raises InputError, naming `where`, if `source` is no Jinja template."""
-        self._source = source
-        self._tokens = dict(tokens)
-        self._where = where
+    source: str
+    tokens: Mapping[str, str]
+    where: str
+    """Where the template stands, for messages."""
+
+    def __post_init__(self) -> None:
         self._ask(None)
 
     def render(self, messages: list[Message]) -> str:
@@ -38,10 +43,10 @@ class ChatTemplate:
         Raises InputError if the template refuses the conversation.
         """
         given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-        return self._ask(given | self._tokens)
+        return self._ask(given | dict(self.tokens))
 
     def _ask(self, names: Json | None) -> str:
-        asked = json.dumps({"source": self._source, "names": names})
+        asked = json.dumps({"source": self.source, "names": names})
         try:
             # -P: the modules beside that file do not take the place of others.
             done = subprocess.run(
@@ -49,12 +54,12 @@ class ChatTemplate:
             )
         except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
             raise InputError(
-                f"the chat template in {self._where} takes more time or memory than any conversation needs; "
+                f"the chat template in {self.where} takes more time or memory than any conversation needs; "
                 "check it, or leave --chat out"
             ) from None
         outcome, text = json.loads(done.stdout)
-        require(outcome != "damaged", f"the chat template in {self._where} is damaged ({text}); restore it")
-        require(outcome != "refused", f"the chat template in {self._where} refuses this ({text})")
+        require(outcome != "damaged", f"the chat template in {self.where} is damaged ({text}); restore it")
+        require(outcome != "refused", f"the chat template in {self.where} refuses this ({text})")
         return text
 
 
@@ -82,21 +87,25 @@ def read_chat_template(folder: Path) -> ChatTemplate:
     return ChatTemplate(found, special_tokens(settings), str(where))
 
 
+@dataclass
 class Conversation:
     """A conversation, message by message: makes a Prompt of what the user says, and hears the answer."""
 
-    def __init__(self, template: ChatTemplate, read: PromptReader, system: str | None) -> None:
-        self._template = template
-        self._read = read
-        self._messages = [] if system is None else [{"role": "system", "content": system}]
+    template: ChatTemplate
+    read: PromptReader
+    system: str | None
+    """What the first message says, before the user does."""
+
+    def __post_init__(self) -> None:
+        self._messages = [] if self.system is None else [{"role": "system", "content": self.system}]
 
     def __call__(self, text: str, number: int = 1, place: str | None = None) -> Prompt:
         """Adds what the user says; raises InputError, and forgets it, if the model cannot take it."""
         self._messages.append({"role": "user", "content": text})
         try:
             # The template says the special tokens already.
-            ids = self._read.tokenizer.encode(self._template.render(self._messages)).tolist()
-            return self._read(text, number, place, ids)
+            ids = self.read.tokenizer.encode(self.template.render(self._messages)).tolist()
+            return self.read(text, number, place, ids)
         except InputError:
             self._messages.pop()
             raise

@@ -39,11 +39,8 @@ _DRAWING = ("temperature", "top_k", "top_p", "min_p")
 _SEARCHING = ("num_beams", "length_penalty", "length_penalty_form", "early_stopping")
 """Settings of a beam search alone."""
 _EXCLUSIVE = (
-    ("--prompt", "--source"),
     ("--prompt", "--file"),
     ("--source", "--file"),
-    ("--chat", "--source"),
-    ("--chat", "--reference"),
     ("--beam", "--num-samples"),
     ("--beam", "--slide"),
     ("--stream", "--num-samples"),
@@ -585,12 +582,13 @@ class JsonOutput:
         say(json.dumps(content, ensure_ascii=False, allow_nan=False))
 
 
+@dataclass
 class Stopwatch:
     """Times what runs inside `with stopwatch.running():`, and JAX's compilation within it."""
 
-    def __init__(self) -> None:
-        self._seconds = 0.0
-        self._spans = list[tuple[float, float]]()
+    seconds: float = 0.0
+    spans: Sequence[tuple[float, float]] = ()
+    """When JAX was compiling."""
 
     @contextmanager
     def running(self) -> Iterator[None]:
@@ -603,17 +601,17 @@ class Stopwatch:
         try:
             yield
         finally:
-            self._seconds += time.time() - began
+            self.seconds += time.time() - began
             jax.monitoring.unregister_event_time_span_listener(self._listen)
 
     def _listen(self, event: str, start_time: float, end_time: float, **_: str | int) -> None:
         if event.startswith(_COMPILATION):
             # What is traced inside of something traced counts once, and is told first.
-            self._spans = [*(span for span in self._spans if span[0] < start_time), (start_time, end_time)]
+            self.spans = [*(span for span in self.spans if span[0] < start_time), (start_time, end_time)]
 
     def line(self, tokens: int) -> str:
         """The speed at which `tokens` were made, without compilation."""
-        compilation = sum(end - start for start, end in self._spans)
-        seconds = max(self._seconds - compilation, 0.0)
+        compilation = sum(end - start for start, end in self.spans)
+        seconds = max(self.seconds - compilation, 0.0)
         speed = f"{tokens / seconds:,.0f}" if seconds else "?"
         return f"{tokens:,} new tokens in {seconds:.2f} s: {speed} tokens/s, and {compilation:.1f} s of compilation"

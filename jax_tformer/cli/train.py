@@ -214,7 +214,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         with line.during("compiling"):
             compiled = compiling.result()
         keep_freed_memory(compiled)
-        reporter = Reporter(experiment, log, line, started, diagnosis=diagnosis, epochs=pipeline.epochs)
+        reporter = Reporter(experiment, log, line, started, diagnosis, pipeline.epochs)
         for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, compiled.as_text() or ""):
             line.say(note)
 
@@ -327,12 +327,21 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     prog = f"train.py {name}" if named or not folder.holds_run() else f"train.py --run {folder.path}"
     if folder.holds_run() and resume in (None, "auto"):
         before = folder.read_config()
-        if named:
-            _require_same_experiment(folder, before, name)
-            notes = _own_settings(before, name, flags)
+        notes = _own_settings(folder, before, name, flags) if named else []
     elif folder.holds_run() and resume == "no" and not named:
         raise InputError("--resume no starts a new run: name the experiment, as in train.py EXPERIMENT --run FOLDER")
-    start = with_adapters(_start(folder, before, preset.config, flags.get("--init")), flags)
+    start = before or preset.config
+    init = flags.get("--init", "None")
+    if before is None and init != "None":
+        from jax_tformer.runs.begin import experiment_from
+
+        start = experiment_from(start, init)
+    require(
+        init in ("None", start.init),
+        f"{folder.path} holds a run that began with {start.init or 'new weights'}; expected the same --init to "
+        "continue it; leave that out, or start again with a new --run or --resume no",
+    )
+    start = with_adapters(start, flags)
     options = parse(
         TrainOptions,
         rest,
@@ -348,13 +357,15 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         options.track is None or find_spec("trackio") is not None,
         "--track needs trackio; pip install '.[track]' adds it, or leave it out",
     )
-    if options.report:
-        _require_report(folder, before, experiment)
-    require(
-        before is not None or named,
-        f"there is no run in {folder.path} to continue; check the path, or name the experiment to begin "
-        f"there, as in train.py EXPERIMENT --run {folder.path}",
+    told = (
+        f"to continue; check the path, or name the experiment to begin there, as in train.py EXPERIMENT --run {where}"
     )
+    if options.report:
+        told = "to report on; expected --run with a folder that holds one"
+    require(before is not None or (named and not options.report), f"there is no run in {folder.path} {told}")
+    if options.report:
+        others = [name for name in changed_fields(before, experiment) if not name.startswith(("sample.", *_PLACES))]
+        require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
     if before is None and experiment.init is not None:
         from jax_tformer.runs.begin import require_same_architecture
 
@@ -364,25 +375,6 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         options = replace(options, export=export)
         require_expressible(experiment)
     return TrainPlan(name if named else None, experiment, folder, before, options, notes)
-
-
-def _start(
-    folder: "RunFolder", before: ExperimentConfig | None, preset: ExperimentConfig, init: str | None
-) -> ExperimentConfig:
-    """Returns the experiment that flags change: of the run `before`, of the checkpoint `init`, or the preset."""
-    if init is None or init == "None":
-        return before or preset
-    if before is None:
-        from jax_tformer.runs.begin import experiment_from
-
-        return experiment_from(preset, init)
-    if before.init != init:
-        began = "new weights" if before.init is None else before.init
-        raise InputError(
-            f"{folder.path} holds a run that began with {began}; expected the same --init to continue it; leave that "
-            "out, or start again with a new --run or --resume no"
-        )
-    return before
 
 
 def with_adapters(experiment: ExperimentConfig, flags: Iterable[str]) -> ExperimentConfig:
@@ -405,31 +397,22 @@ def with_own_tokenizer(data: TextData | PairData, flags: Iterable[str]) -> TextD
     return data
 
 
-def _require_same_experiment(folder: "RunFolder", run: ExperimentConfig, name: str) -> None:
-    """Raises InputError if the run in `folder` is known not to be of the experiment `name`."""
+def _own_settings(folder: "RunFolder", run: ExperimentConfig, name: str, flags: Mapping[str, str]) -> list[str]:
+    """Returns a note about settings in which the run differs from the named experiment and no flag repeats.
+
+    Raises InputError if the run in `folder` is known not to be of the experiment `name`.
+    """
+    preset = EXPERIMENTS[name].config
     began = folder.began_as()
-    kinds = [(type(config.data).__name__, config.data.source) for config in (run, EXPERIMENTS[name].config)]
+    kinds = [(type(config.data).__name__, config.data.source) for config in (run, preset)]
     require(
         began == name or (began is None and kinds[0] == kinds[1]),
         f"{folder.path} holds a run of {began or 'another experiment'}, not of {name}; continue it without a name, "
         "with --run alone, or start again with a new --run or --resume no",
     )
-
-
-def _require_report(folder: "RunFolder", run: ExperimentConfig | None, wanted: ExperimentConfig) -> None:
-    """Raises InputError unless there is a run to report on, and flags change only its samples and paths."""
-    if run is None:
-        raise InputError(f"there is no run in {folder.path} to report on; expected --run with a folder that holds one")
-    changed = changed_fields(run, wanted)
-    others = [name for name in changed if not name.startswith("sample.") and name not in _PLACES]
-    require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
-
-
-def _own_settings(run: ExperimentConfig, name: str, flags: Mapping[str, str]) -> list[str]:
-    """Returns a note about settings in which the run differs from the named experiment and no flag repeats."""
     own = [
         f"{field} {json.dumps(value)}"
-        for field, (_, value) in changed_fields(EXPERIMENTS[name].config, run).items()
+        for field, (_, value) in changed_fields(preset, run).items()
         if f"--{field.replace('_', '-')}" not in flags and field not in ("model.vocab_size", *_PLACES)
     ]
     return [f"the run keeps its own settings where {name} has others: {shortened(own)}"] if own else []

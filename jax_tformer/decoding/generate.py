@@ -3,6 +3,7 @@
 import zlib
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import KW_ONLY, dataclass
 from itertools import chain, islice, zip_longest
 from typing import Any, Literal, NamedTuple, TypeVar
 
@@ -118,6 +119,7 @@ def stream(
         yield tokens
 
 
+@dataclass
 class Answerer:
     """A model that continues prompts or translates sources by a DecodingConfig.
 
@@ -125,52 +127,45 @@ class Answerer:
     most `batch` texts are answered at once.
     """
 
-    def __init__(
-        self,
-        net: AnyTransformer,
-        params: Params,
-        tokenizer: Tokenizer,
-        decoding: DecodingConfig,
-        *,
-        seed: int = 0,
-        context: int | None = None,
-        batch: int,
-    ) -> None:
-        self._net = net
-        self._tokenizer = tokenizer
-        self._decoding = decoding
-        self._batch = batch
+    net: AnyTransformer
+    params: Params
+    tokenizer: Tokenizer
+    decoding: DecodingConfig
+    _: KW_ONLY
+    seed: int = 0
+    context: int | None = None
+    batch: int
+
+    def __post_init__(self) -> None:
+        decoding = self.decoding
         # Done once here instead of in every batch.
-        self._params = layers_apart(params, rows=batch * max(decoding.num_beams, decoding.num_return_sequences))
-        self._translates = net.config.encoder is not None
-        framing = framing_of(tokenizer, self._translates)
+        rows = self.batch * max(decoding.num_beams, decoding.num_return_sequences)
+        self.params = layers_apart(self.params, rows=rows)
+        self._translates = self.net.config.encoder is not None
+        framing = framing_of(self.tokenizer, self._translates)
         self._end_ids = framing.end_ids
-        self._options: dict[str, Any] = {"end_id": self._end_ids or None, "seed": seed, "context": context}
-        self._options["start_id"] = framing.start_id
+        self._options: dict[str, Any] = {"end_id": self._end_ids or None, "start_id": framing.start_id}
+        self._options |= {"seed": self.seed, "context": self.context}
         self._rows = 1
 
     def answers(self, prompts: Sequence[Prompt]) -> list[list[Completion]]:
         """Returns the completions of each prompt, the best or first one first."""
         # Keeps the number of rows, so that a smaller last batch needs no compilation. A mesh divides it.
-        self._rows = max(self._rows, round_up(len(prompts), step=row_parts(mesh_of(self._params))))
+        self._rows = max(self._rows, round_up(len(prompts), step=row_parts(mesh_of(self.params))))
         filled = [*prompts, *[prompts[-1]] * (self._rows - len(prompts))]
         ids = [prompt.ids for prompt in filled]
         limits = [prompt.limit for prompt in filled]
-        found = generate(self._net, self._params, ids, self._decoding, limits=limits, **self._options)
+        found = generate(self.net, self.params, ids, self.decoding, limits=limits, **self._options)
         scores = (np.full(found.lengths.shape, None) if found.scores is None else found.scores).tolist()
         return [
             [self._complete(prompt, *answer) for answer in zip(found.rows(row), scores[row], strict=True)]
             for row, prompt in enumerate(prompts)
         ]
 
-    def best(self, prompts: Iterable[Prompt]) -> list[str]:
-        """Returns the best or first answer to each prompt."""
-        return [found[0].text for batch in batched(prompts, self._batch) for found in self.answers(batch)]
-
     def stream(self, prompt: Prompt) -> Iterator[str]:
         """Streams the single answer to a prompt: a piece, perhaps empty, for every token, and a last one."""
-        pieces = TextStream(self._tokenizer, self._context_of(prompt))
-        tokens = stream(self._net, self._params, [prompt.ids], self._decoding, limits=[prompt.limit], **self._options)
+        pieces = TextStream(self.tokenizer, self._context_of(prompt))
+        tokens = stream(self.net, self.params, [prompt.ids], self.decoding, limits=[prompt.limit], **self._options)
         for token in (int(each.item()) for each in tokens):
             yield "" if token in self._end_ids else pieces.push(token)
         yield pieces.finish()
@@ -182,7 +177,7 @@ class Answerer:
     def _complete(self, prompt: Prompt, tokens: list[int], score: float | None) -> Completion:
         finished = tokens[-1] in self._end_ids
         tokens = tokens[:-1] if finished else tokens
-        return Completion(decode_added(self._tokenizer, self._context_of(prompt), tokens), tokens, finished, score)
+        return Completion(decode_added(self.tokenizer, self._context_of(prompt), tokens), tokens, finished, score)
 
 
 def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:

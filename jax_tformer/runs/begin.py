@@ -15,7 +15,7 @@ import json
 import math
 import shutil
 import time
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -199,29 +199,31 @@ def require_same_run(experiment: ExperimentConfig, tokenizer: Tokenizer, fingerp
     )
 
 
+@dataclass
 class Resumption:
-    """Saves and restores a training state with the position in its data; `started` is when this session began.
+    """Saves and restores a training state with the position in its data.
 
     Times are in seconds by time.perf_counter.
     """
 
-    def __init__(
-        self, run: RunFolder, checkpoints: Checkpoints, fingerprint: str, experiment: ExperimentConfig, started: float
-    ) -> None:
-        self._run = run
-        self._checkpoints = checkpoints
-        self._fingerprint = fingerprint
-        self._experiment = experiment
-        self._earlier = 0.0
-        self._started = started
-        self._best = math.inf
-        self.notes: list[str] = []
-        """The damaged checkpoints that were skipped, and why."""
+    run: RunFolder
+    checkpoints: Checkpoints
+    fingerprint: str
+    """Of the data."""
+    experiment: ExperimentConfig
+    started: float
+    """When this session began."""
+    earlier: float = 0.0
+    """The seconds of all sessions before."""
+    best: float = math.inf
+    """The lowest held-out loss that was saved."""
+    notes: list[str] = field(default_factory=list)
+    """The damaged checkpoints that were skipped, and why."""
 
     @property
     def seconds(self) -> float:
         """The seconds spent on the run so far, in all its sessions."""
-        return self._earlier + time.perf_counter() - self._started
+        return self.earlier + time.perf_counter() - self.started
 
     def restore(self, abstract: TrainState, batches: grain.DatasetIterator[Batch]) -> TrainState | None:
         """Restores the newest intact state, and `batches` to the next one; returns None if there is no checkpoint yet.
@@ -231,15 +233,15 @@ class Resumption:
         steps than wanted.
         """
         wanted, frozen = arrays_to_save(abstract)
-        restored = self._checkpoints.restore(wanted)
+        restored = self.checkpoints.restore(wanted)
         if restored is None:
             return None
         extra = restored.extra
         reached = restored.step
-        self._run.require_recorded(extra, reached)
+        self.run.require_recorded(extra, reached)
         try:
             fingerprint = extra["fingerprint"]
-            self._earlier = float(extra["seconds"])
+            self.earlier = float(extra["seconds"])
             planned = extra["config"]["training"]["steps"]
             batches.set_state(extra["batches"])
         except (LookupError, TypeError, ValueError) as error:
@@ -249,31 +251,31 @@ class Resumption:
                 "start a new run with --run"
             ) from error
         require(
-            fingerprint == self._fingerprint,
+            fingerprint == self.fingerprint,
             "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run",
         )
-        steps = self._experiment.training.steps
+        steps = self.experiment.training.steps
         require(
             reached < steps or reached == steps == planned,
             f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
             "(--report shows the results of a run)",
         )
-        self._best = self._checkpoints.best_loss()
+        self.best = self.checkpoints.best_loss()
         self.notes += restored.skipped
         arrays = restored.state
-        arrays["params"] = join_adapters(arrays["params"], self._run.load_frozen(frozen, extra))
+        arrays["params"] = join_adapters(arrays["params"], self.run.load_frozen(frozen, extra))
         return TrainState(**arrays)
 
     @cached_property
     def _unchanging(self) -> Json:
         # Read once, at the first save: by then the files exist, and are those that the session uses.
-        frozen = self._run.frozen_digest()
-        extra = {"fingerprint": self._fingerprint, "config": to_dict(self._experiment), **self._run.digests()}
+        frozen = self.run.frozen_digest()
+        extra = {"fingerprint": self.fingerprint, "config": to_dict(self.experiment), **self.run.digests()}
         return extra if frozen is None else extra | {"frozen": frozen}
 
     def improves(self, held_out_loss: float | None) -> bool:
         """Whether this held-out loss is below all that were saved, so that the state should be saved."""
-        return held_out_loss is not None and held_out_loss < self._best
+        return held_out_loss is not None and held_out_loss < self.best
 
     def save(
         self, state: TrainState, batches: grain.DatasetIterator[Batch], held_out_loss: float | None = None
@@ -283,15 +285,15 @@ class Resumption:
         `held_out_loss` is that of this state, if known.
         """
         step = int(state.step)
-        self._checkpoints.keep(before=step)
+        self.checkpoints.keep(before=step)
         extra = self._unchanging | {
             "batches": batches.get_state(),
             "seconds": self.seconds,
             HELD_OUT_LOSS: held_out_loss,
         }
         if held_out_loss is not None:
-            self._best = min(self._best, held_out_loss)
-        self._checkpoints.begin(step, arrays_to_save(state)[0], extra)
+            self.best = min(self.best, held_out_loss)
+        self.checkpoints.begin(step, arrays_to_save(state)[0], extra)
 
 
 def save_frozen(run: RunFolder, state: TrainState) -> None:

@@ -5,7 +5,7 @@ import io
 import math
 import platform
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from importlib.metadata import version
 from pathlib import Path
@@ -27,7 +27,7 @@ from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, Mask
 from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding.generate import Answerer, generate
+from jax_tformer.decoding.generate import Answerer, batched, generate
 from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.decoding.texts import PromptReader, translation_scores
 from jax_tformer.files import named_errors, write_json, write_text
@@ -63,17 +63,20 @@ _LOSSES = ("loss", "val_loss", "average_val_loss", "val_perplexity", "val_bits_p
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
+@dataclass
 class Evaluator:
     """Computes the held-out loss and, for pairs, exact match and BLEU of greedy decoding, or why there is no BLEU."""
 
-    def __init__(self, net: AnyTransformer, data: object, pipeline: Pipeline, tokenizer: Tokenizer, mesh: Mesh) -> None:
-        self._net = net
-        self._step = jax.jit(evaluation_step(net), compiler_options=compiler_options(net.config.compute.dtype))
-        self._right = jax.jit(partial(count_right, net))
-        self._data = data
-        self._pipeline = pipeline
-        self._tokenizer = tokenizer
-        self._mesh = mesh
+    net: AnyTransformer
+    data: object
+    pipeline: Pipeline
+    tokenizer: Tokenizer
+    mesh: Mesh
+
+    def __post_init__(self) -> None:
+        options = compiler_options(self.net.config.compute.dtype)
+        self._loss = jax.jit(evaluation_step(self.net), compiler_options=options)
+        self._right = jax.jit(partial(count_right, self.net))
 
     def of_state(self, state: TrainState) -> Row:
         """Returns the figures of the parameters, and average_val_loss ... of their average, if there is one."""
@@ -87,19 +90,19 @@ class Evaluator:
 
         If the held-out targets are too short for BLEU, no_bleu, a sentence, replaces bleu.
         """
-        total, count = self._sums(self._step, params, self._pipeline.evaluation)
+        total, count = self._sums(self._loss, params, self.pipeline.evaluation)
         loss = total / max(count, 1)
         figures: Row = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
-        if self._pipeline.bytes_per_token is not None:
-            figures["val_bits_per_byte"] = loss / math.log(2) / self._pipeline.bytes_per_token
-        if self._pipeline.seen is not None:
-            for name, batches in (("train", self._pipeline.seen), ("val", self._pipeline.evaluation)):
+        if self.pipeline.bytes_per_token is not None:
+            figures["val_bits_per_byte"] = loss / math.log(2) / self.pipeline.bytes_per_token
+        if self.pipeline.seen is not None:
+            for name, batches in (("train", self.pipeline.seen), ("val", self.pipeline.evaluation)):
                 right, labels = self._sums(self._right, params, batches)
                 figures[f"{name}_accuracy"] = right / labels
-        if isinstance(self._data, PairData) and self._pipeline.examples:
-            sources, targets = zip(*self._pipeline.examples, strict=True)
-            net = transformer(self._net.config.for_other_shapes())
-            answers = _translate(net, params, self._data, self._tokenizer, sources, DecodingConfig())
+        if isinstance(self.data, PairData) and self.pipeline.examples:
+            sources, targets = zip(*self.pipeline.examples, strict=True)
+            net = transformer(self.net.config.for_other_shapes())
+            answers = _translate(net, params, self.data, self.tokenizer, sources, DecodingConfig())
             scores = translation_scores(answers, targets)
             figures["exact_match"] = scores.exact_match
             figures |= {"no_bleu": scores.no_bleu or ""} if scores.bleu is None else {"bleu": scores.bleu}
@@ -110,8 +113,8 @@ class Evaluator:
     ) -> tuple[float, int]:
         """Adds up what `compute` returns for each batch: a figure, and of how many labels it is."""
         # Dispatches all batches before waiting for the first.
-        with jax.set_mesh(self._mesh):
-            results = jax.device_get([compute(params, place_batch(self._mesh, batch)) for batch in batches])
+        with jax.set_mesh(self.mesh):
+            results = jax.device_get([compute(params, place_batch(self.mesh, batch)) for batch in batches])
         return sum(float(x) for x, _ in results), sum(int(count) for _, count in results)
 
 
@@ -264,8 +267,9 @@ def _translate(
     named = "the run's data.source_length"
     read = PromptReader(tokenizer, data.target_length, translates=True, max_length=data.source_length, named=named)
     decoding = replace(decoding, max_new_tokens=data.target_length)
-    answerer = Answerer(net, params, tokenizer, decoding, seed=seed, batch=min(len(sources), _TOGETHER))
-    return answerer.best(map(read, sources))
+    size = min(len(sources), _TOGETHER)
+    answerer = Answerer(net, params, tokenizer, decoding, seed=seed, batch=size)
+    return [found[0].text for batch in batched(map(read, sources), size) for found in answerer.answers(batch)]
 
 
 def _predict_masked(net: AnyTransformer, params: Params, pipeline: Pipeline, tokenizer: Tokenizer, count: int) -> str:

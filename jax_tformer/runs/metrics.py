@@ -11,6 +11,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -211,19 +212,25 @@ class PatientConsole(Console):
         raise BrokenPipeError
 
 
+@dataclass
 class ProgressLine:
     """Shows step, current activity, loss, tokens/s and time left; `say` prints a permanent line.
 
     Calls `unheard` when nothing can be shown any more, so that the run saves and ends.
     """
 
-    def __init__(self, start: int, steps: int, unheard: Callable[[], None], console: Console | None = None) -> None:
-        self._console = console or PatientConsole(highlight=False, soft_wrap=True)
-        self._unheard: Callable[[], None] | None = unheard
-        self._live = Live(self, console=self._console, transient=True) if self._console.is_terminal else None
-        self._step = start
-        self._steps = steps
-        self._loss = self._speed = ""
+    step: int
+    """The number of updates so far."""
+    steps: int
+    """The number of updates at the end."""
+    unheard: Callable[[], None] | None
+    """None once it was called."""
+    console: Console = field(default_factory=lambda: PatientConsole(highlight=False, soft_wrap=True))
+    loss: str = ""
+    speed: str = ""
+
+    def __post_init__(self) -> None:
+        self._live = Live(self, console=self.console, transient=True) if self.console.is_terminal else None
         self._first: tuple[int, float] | None = None
         self._shown = 0.0
         self._doing: tuple[str, float] | None = None
@@ -243,12 +250,12 @@ class ProgressLine:
         doing = f"{self._doing[0]} {time.perf_counter() - self._doing[1]:.0f} s" if self._doing else ""
         left = self._seconds_left()
         ending = "" if left is None or self._doing else f"{left // 60:.0f}:{left % 60:02.0f} left"
-        shown = [f"step {self._step}/{self._steps}"]
-        for piece in (doing, self._loss, ending, self._speed):
+        shown = [f"step {self.step}/{self.steps}"]
+        for piece in (doing, self.loss, ending, self.speed):
             if piece and len(_GAP.join([*shown, piece])) <= options.max_width:
                 shown.append(piece)
         room = options.max_width - len(_GAP.join([*shown, ""]))
-        bar = [ProgressBar(self._steps, self._step, width=min(room, _WIDEST_BAR))] if room >= _NARROWEST_BAR else []
+        bar = [ProgressBar(self.steps, self.step, width=min(room, _WIDEST_BAR))] if room >= _NARROWEST_BAR else []
         counter, *others = shown
         line = Table.grid(padding=(0, len(_GAP)))
         line.add_row(Text(counter, no_wrap=True, overflow="ellipsis"), *bar, *others)
@@ -265,9 +272,9 @@ class ProgressLine:
 
     def update(self, step: int, loss: float, tokens_per_second: float | None) -> None:
         """Shows the state after `step` updates; the first of a session, which also compiles, has no speed."""
-        self._step = step
-        self._loss = f"loss {loss:.4f}"
-        self._speed = "" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
+        self.step = step
+        self.loss = f"loss {loss:.4f}"
+        self.speed = "" if tokens_per_second is None else f"{tokens_per_second:,.0f} tokens/s"
         now = time.perf_counter()
         first = self._first
         self._first = self._first or (step, now)
@@ -275,48 +282,48 @@ class ProgressLine:
             return
         self._shown = now
         left = self._seconds_left()
-        ending = "" if left is None else f"  {self._speed}  {left:.0f} s left"
-        self.say(f"step {step}/{self._steps}  {self._loss}{ending}")
+        ending = "" if left is None else f"  {self.speed}  {left:.0f} s left"
+        self.say(f"step {step}/{self.steps}  {self.loss}{ending}")
 
     def say(self, line: str) -> None:
         """Prints a line above the live one."""
-        self._show(lambda: self._console.print(visible(line) if self._live else line, markup=False))
+        self._show(lambda: self.console.print(visible(line) if self._live else line, markup=False))
 
     def _show(self, write: Callable[[], None]) -> None:
         """Writes, unless that failed before: a full disk or a lost terminal must not end the training."""
-        if self._unheard is None:
+        if self.unheard is None:
             return
         try:
             write()
         except OSError:
-            unheard = self._unheard
-            self._unheard = None
+            unheard = self.unheard
+            self.unheard = None
             unheard()
 
     def _seconds_left(self) -> float | None:
         """Estimates the seconds left from the pace since this session's first step."""
-        if self._first is None or self._first[0] == self._step:
+        if self._first is None or self._first[0] == self.step:
             return None
-        return (time.perf_counter() - self._first[1]) / (self._step - self._first[0]) * (self._steps - self._step)
+        return (time.perf_counter() - self._first[1]) / (self.step - self._first[0]) * (self.steps - self.step)
 
 
+@dataclass
 class Spikes:
     """Finds losses far above those before, of which it keeps mean and variance, with weights that fall by 5% a step."""
 
-    def __init__(self) -> None:
-        self._steps = 0
-        self._mean = 0.0
-        self._variance = 0.0
+    steps: int = 0
+    mean: float = 0.0
+    variance: float = 0.0
 
     def deviations(self, loss: float) -> float | None:
         """Returns how many standard deviations `loss` is above the mean, if more than 6 and 50 losses are known."""
-        above = loss - self._mean
-        deviation = math.sqrt(self._variance)
-        found = above / deviation if self._steps >= 50 and above > 6 * deviation > 0 else None
-        share = max(0.05, 1 / (self._steps + 1))
-        self._steps += 1
-        self._mean += share * above
-        self._variance = (1 - share) * (self._variance + share * above**2)
+        above = loss - self.mean
+        deviation = math.sqrt(self.variance)
+        found = above / deviation if self.steps >= 50 and above > 6 * deviation > 0 else None
+        share = max(0.05, 1 / (self.steps + 1))
+        self.steps += 1
+        self.mean += share * above
+        self.variance = (1 - share) * (self.variance + share * above**2)
         return found
 
 
@@ -328,35 +335,31 @@ def _norms(measured: dict[str, jax.Array]) -> Row:
     return row
 
 
+@dataclass
 class Reporter:
     """Reports each step after the next one has been dispatched, so that the device never waits for the report."""
 
-    def __init__(
-        self,
-        experiment: ExperimentConfig,
-        log: MetricsLog,
-        line: ProgressLine,
-        started: float,
-        *,
-        diagnosis: Callable[[TrainState, Batch], str],
-        epochs: Callable[[int], Row],
-    ) -> None:
-        """Calls `diagnosis` to find what is not finite in a failed step; logs the `epochs` after so many steps."""
-        training = experiment.training
-        self._log = log
-        self._line = line
-        self._started = started
-        self._diagnosis = diagnosis
+    experiment: ExperimentConfig
+    log: MetricsLog
+    line: ProgressLine
+    started: float
+    """When the program was, by perf_counter."""
+    diagnosis: Callable[[TrainState, Batch], str]
+    """Finds what is not finite in a failed step."""
+    epochs: Callable[[int], Row]
+    """Says how often the data was read after so many steps."""
+
+    def __post_init__(self) -> None:
+        training = self.experiment.training
         self._every = training.log_every
-        self._epochs = epochs
         # Compiled as one function, so that the first line does not wait for a dozen compilations.
-        self._rate = jax.jit(learning_rate(experiment.optimizer, training.steps))
+        self._rate = jax.jit(learning_rate(self.experiment.optimizer, training.steps))
         self._pending: tuple[int, StepMetrics, Batch] | None = None
         self._state: TrainState | None = None
         self._clock: float | None = None
         # Of the steps that count for speed: tokens, seconds, and floating-point operations that they needed.
         self._totals = self._logged = np.zeros(3)
-        self._model = experiment.model
+        self._model = self.experiment.model
         # What utilization is relative to. It takes half a second, in which nothing else may run.
         self._peak = product_rate(self._model.compute.dtype) if training.log_utilization else None
         self._first_step: float | None = None
@@ -405,7 +408,7 @@ class Reporter:
         self._pending = None
         now = time.perf_counter()
         if self._first_step is None:
-            self._first_step = now - self._started
+            self._first_step = now - self.started
         elif self._clock is not None:
             source = batch["source"].shape[1] if "source" in batch else 0
             work = training_flops(self._model, *batch["labels"].shape, source).needed
@@ -413,7 +416,7 @@ class Reporter:
         self._clock = now
         loss = float(metrics.loss)
         speed = self._speed_of(self._totals - self._logged)
-        self._line.update(number, loss, speed.get("tokens_per_second"))
+        self.line.update(number, loss, speed.get("tokens_per_second"))
         row: Row = {"step": number, "loss": loss}
         if (deviations := self._spikes.deviations(loss)) is not None:
             # Batches are numbered from 0.
@@ -423,16 +426,16 @@ class Reporter:
         if number % self._every == 0:
             rate = float(self._rate(number - 1))
             row |= {"gradient_norm": float(metrics.gradient_norm), "learning_rate": rate} | _norms(metrics.norms)
-            row |= self._epochs(number)
+            row |= self.epochs(number)
             if self._noise:
                 signal, noise = map(float, np.mean(self._noise, axis=0))
                 row |= {"squared_gradient": signal, "gradient_variance": noise}
                 row |= {"noise_scale": noise / signal} if signal > 0 else {}
                 self._noise.clear()
-            self._log.write(row | speed)
+            self.log.write(row | speed)
             self._logged = self._totals
         elif deviations is not None:
-            self._log.write(row)
+            self.log.write(row)
 
     def pause(self) -> None:
         """Does not count the time from the last report to the next one."""
@@ -446,15 +449,15 @@ class Reporter:
         self.flush()
         self.pause()
         self._require_finite(f"the held-out loss after step {number}", figures["val_loss"], batch)
-        self._log.write({"step": number, **figures})
-        self._line.say(f"step {number}  {format_figures(figures)}")
+        self.log.write({"step": number, **figures})
+        self.line.say(f"step {number}  {format_figures(figures)}")
 
     def _require_finite(self, what: str, value: float, batch: Batch) -> None:
         if math.isfinite(value):
             return
         assert self._state is not None
         try:
-            where = self._diagnosis(self._state, batch)
+            where = self.diagnosis(self._state, batch)
         except (RuntimeError, MemoryError):
             # There may be no memory for the search; then report the failure without its place.
             where = ""

@@ -74,7 +74,7 @@ def test_restores_the_same_bits_and_tree_and_writes_nothing(saved):
         restored = checkpoints.restore(ABSTRACT)
         assert (restored.step, restored.extra, restored.skipped) == (40, {"step": 40, "val_loss": None}, ())
         assert_same_bits(restored.state, make_state(40))
-        assert_same_bits(checkpoints.restore(ABSTRACT, step=10).state, make_state(10))
+        assert_same_bits(restore_from(saved, ABSTRACT, 10).state, make_state(10))
     assert snapshot(saved) == before
     with Checkpoints(absent, 1) as checkpoints:
         assert (checkpoints.steps(), checkpoints.restore(ABSTRACT)) == ([], None)
@@ -92,7 +92,8 @@ def test_state_and_extra_are_taken_when_save_is_called(tmp_path):
             checkpoints.save(step, state, extra)
             state = advance(advance(state))
         for step in range(4):
-            restored = checkpoints.restore(jax.eval_shape(lambda: state), step)
+            checkpoints.wait()
+            restored = restore_from(tmp_path, jax.eval_shape(lambda: state), step)
             assert restored.extra == {"name": "naïve", "step": step}
             np.testing.assert_array_equal(restored.state["params"]["w"], 2 * step)
 
@@ -177,7 +178,7 @@ def test_falls_back_to_the_newest_intact_step(saved, damage, reason):
         assert all(part in line for part in ("step 40", reason, str(saved)))
         assert "\n" not in line
         with refused(r"step 40: "):
-            checkpoints.restore(ABSTRACT, step=40)
+            restore_from(saved, ABSTRACT, 40)
     assert snapshot(saved) == before
 
 
@@ -263,7 +264,7 @@ def test_what_orbax_cannot_read_of_a_sealed_checkpoint(saved, error, monkeypatch
 @pytest.mark.parametrize(("ask", "given"), [("wait", ()), ("save", (3, make_state(3), {})), ("close", ())])
 def test_a_failure_in_the_background_is_raised(tmp_path, monkeypatch, ask, given):
     save(tmp_path, 1)
-    checkpoints = Checkpoints(tmp_path, keep=1)
+    checkpoints = Checkpoints(tmp_path, 1)
     with monkeypatch.context() as patch:
         patch.setattr(module, "write_checksums", lambda folder: os.stat(folder / "gone"))
         checkpoints.save(2, make_state(2), {})
@@ -328,7 +329,7 @@ def test_the_newest_and_the_best_by_held_out_loss_stay(tmp_path):
 def test_a_damaged_step_takes_no_intact_ones_place(saved, restore_first):
     flip_inside_array(saved / "40") if restore_first else cut_data(saved / "40")
     cut_data(saved / "20")
-    with Checkpoints(saved, keep=2) as checkpoints:
+    with Checkpoints(saved, 2) as checkpoints:
         if restore_first:
             checkpoints.restore(ABSTRACT)
         assert checkpoints.best_loss() == 2.0

@@ -23,7 +23,7 @@ from typing import Annotated, NamedTuple, TypeVar
 import tyro
 
 from jax_tformer.config import Dtype, TransformerConfig
-from jax_tformer.config.errors import FieldError, InputError, require
+from jax_tformer.config.errors import Bound, FieldError, InputError, Positive, check_fields, require
 from jax_tformer.config.experiment import DecodingConfig, DistributedConfig, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.decoding.texts import Completion, Prompt, PromptReader, TranslationScores, translation_scores
@@ -50,6 +50,7 @@ _EXCLUSIVE = (
 _NEEDS = {"--system": "--chat", "--n-best": "--beam", "--early-stopping": "--beam"}
 _NEEDS |= {"--length-penalty": "--beam", "--length-penalty-form": "--beam"}
 T = TypeVar("T")
+Seed = Annotated[int, Bound("a whole number from 0 to 2^32 - 1", lambda seed: 0 <= seed < 2**32)]
 Hidden = Annotated[T, tyro.conf.Fixed, tyro.conf.Suppress]
 """A field that no flag sets."""
 Limit = tuple[int | None, str]
@@ -201,11 +202,11 @@ class GenerateOptions:
     """A file of reference translations, one per line; reports exact match, BLEU and chrF."""
     split_compounds: bool = False
     """Score texts that Moses has divided into words, and their compounds at hyphens, as the paper does."""
-    batch_size: int = 8
+    batch_size: Positive = 8
     """Lines of the file, or of standard input, that are processed together."""
     mesh: MeshConfig = _ONE_DEVICE
     distributed: DistributedConfig = DistributedConfig()
-    seed: int = 0
+    seed: Seed = 0
     """Random seed; the same seed gives the same tokens."""
     decoding: Annotated[DecodingFlags, tyro.conf.arg(name="")] = DecodingFlags()
     given: Hidden[frozenset[str]] = frozenset()
@@ -215,8 +216,8 @@ class GenerateOptions:
         """Raises InputError for options that exclude each other, and for invalid numbers."""
         require(self.prompt != "", "the prompt is empty; give the text to continue with --prompt TEXT")
         require(self.source is None or self.source.strip(), "the source is empty; give the text with --source")
-        require(self.batch_size >= 1, f"--batch-size is {self.batch_size}; expected at least 1")
-        require(0 <= self.seed < 2**32, f"--seed is {self.seed}; expected a whole number from 0 to 2^32 - 1")
+        with self.flags_in_errors():
+            check_fields(self)
         parse_checkpoint(self.checkpoint)
         parts = [(part, field) for part in (self, self.decoding) for field in fields(part)]
         given = {_flag(field.name) for part, field in parts if getattr(part, field.name) != field.default}

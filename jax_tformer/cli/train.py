@@ -357,9 +357,8 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         options.track is None or find_spec("trackio") is not None,
         "--track needs trackio; pip install '.[track]' adds it, or leave it out",
     )
-    told = (
-        f"to continue; check the path, or name the experiment to begin there, as in train.py EXPERIMENT --run {where}"
-    )
+    begin = f"train.py EXPERIMENT --run {folder.path}"
+    told = f"to continue; check the path, or name the experiment to begin there, as in {begin}"
     if options.report:
         told = "to report on; expected --run with a folder that holds one"
     require(before is not None or (named and not options.report), f"there is no run in {folder.path} {told}")

@@ -212,9 +212,7 @@ class Resumption:
     """Of the data."""
     experiment: ExperimentConfig
     started: float
-    """When this session began."""
-    earlier: float = 0.0
-    """The seconds of all sessions before."""
+    """When this session began, or a whole run would have that was as far."""
     best: float = math.inf
     """The lowest held-out loss that was saved."""
     notes: list[str] = field(default_factory=list)
@@ -223,7 +221,7 @@ class Resumption:
     @property
     def seconds(self) -> float:
         """The seconds spent on the run so far, in all its sessions."""
-        return self.earlier + time.perf_counter() - self.started
+        return time.perf_counter() - self.started
 
     def restore(self, abstract: TrainState, batches: grain.DatasetIterator[Batch]) -> TrainState | None:
         """Restores the newest intact state, and `batches` to the next one; returns None if there is no checkpoint yet.
@@ -241,7 +239,7 @@ class Resumption:
         self.run.require_recorded(extra, reached)
         try:
             fingerprint = extra["fingerprint"]
-            self.earlier = float(extra["seconds"])
+            self.started -= float(extra["seconds"])
             planned = extra["config"]["training"]["steps"]
             batches.set_state(extra["batches"])
         except (LookupError, TypeError, ValueError) as error:
@@ -305,7 +303,7 @@ def save_frozen(run: RunFolder, state: TrainState) -> None:
     if frozen:
         # A run that was stopped before its first checkpoint may have left that of another model.
         ask_first(lambda: shutil.rmtree(run.frozen, ignore_errors=True))
-        with Checkpoints(run.frozen, keep=1) as checkpoints:
+        with Checkpoints(run.frozen, 1) as checkpoints:
             checkpoints.save(0, {"params": frozen}, {})
 
 

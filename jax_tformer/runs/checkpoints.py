@@ -33,6 +33,7 @@ import sys
 import zlib
 from collections.abc import Collection, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
 from functools import cache
 from pathlib import Path, PurePosixPath
 from typing import Any, NamedTuple
@@ -81,23 +82,28 @@ class _Begun(NamedTuple):
     extra: str
 
 
+@dataclass
 class Checkpoints:
-    """The checkpoints in one folder. Making this object writes nothing; only one job at a time may save to a folder."""
+    """The checkpoints in one folder. Making this object writes nothing; only one job at a time may save to a folder.
 
-    def __init__(self, folder: Path, keep: int, record: Path | None = None) -> None:
-        """`folder` need not exist yet; `keep`, at least 1, is how many of the newest intact steps stay, and the best.
+    Raises InputError if the folder is not writable.
+    """
 
-        `record` is a file outside the folder with the newest step's number. It tells a folder that lost its steps from
-        one that never had any. Raises InputError if the folder is not writable.
-        """
-        self._folder = folder.absolute()
-        self._keep = keep
-        self._record = record
+    folder: Path
+    """It need not exist yet."""
+    keep_newest: int
+    """How many of the newest intact steps stay, at least 1, beside the best."""
+    record: Path | None = None
+    """A file outside the folder with the newest step's number. It tells a folder that lost its steps from one that
+    never had any."""
+
+    def __post_init__(self) -> None:
+        self.folder = self.folder.absolute()
         self._damaged: set[int] = set()
         self._background = ThreadPoolExecutor(max_workers=1, thread_name_prefix="checkpoint")
         self._running: Future[None] | None = None
         self._begun: _Begun | None = None
-        require_writable(self._folder)
+        require_writable(self.folder)
 
     def __enter__(self) -> "Checkpoints":
         return self
@@ -128,10 +134,10 @@ class Checkpoints:
         """
         self.drop()
         self.wait()
-        if ask_first(lambda: find_damage(self._folder / str(step)) is None):
+        if ask_first(lambda: find_damage(self.folder / str(step)) is None):
             return
         ask_first(self._make_room)
-        pending = self._folder / f"{step}.pending"
+        pending = self.folder / f"{step}.pending"
         # Orbax refuses a tree without arrays, such as an empty one: there is nothing to save in it.
         arrays = {name: tree for name, tree in state.items() if jax.tree.leaves(tree)}
         ocp = orbax()
@@ -180,53 +186,53 @@ class Checkpoints:
 
     def saved_before(self) -> bool:
         """Whether a step was ever finished here, even if it is damaged or gone: such a run must not start over."""
-        return bool(list_steps(self._folder)) or (self._record is not None and self._record.exists())
+        return bool(list_steps(self.folder)) or (self.record is not None and self.record.exists())
 
     def steps(self) -> list[int]:
         """The finished steps on the disk, oldest first; their contents are not checked."""
-        return [step for step in list_steps(self._folder) if (self._folder / str(step) / CHECKSUM_FILE).is_file()]
+        return [step for step in list_steps(self.folder) if (self.folder / str(step) / CHECKSUM_FILE).is_file()]
 
     def best_loss(self) -> float:
         """The held-out loss of the best finished step; infinity where no step has one."""
         # All processes save a better state, or none.
-        return ask_first(lambda: min(self._losses(list_steps(self._folder)).values(), default=math.inf))
+        return ask_first(lambda: min(self._losses(list_steps(self.folder)).values(), default=math.inf))
 
-    def restore(self, abstract: Mapping[str, PyTree], step: int | None = None) -> Restored | None:
-        """Restores the newest intact step, or the given one, as the function `restore` does.
+    def restore(self, abstract: Mapping[str, PyTree]) -> Restored | None:
+        """Restores the newest intact step, as the function `restore` does.
 
         Raises InputError, too, if there is no step and `record` says that there was.
         """
         self.wait()
-        found = restore(self._folder, abstract, step)
+        found = restore(self.folder, abstract)
         if found is None and self.saved_before():
-            step = value_in(self._record, "step") if self._record else None
+            step = value_in(self.record, "step") if self.record else None
             raise InputError(
-                f"{self._folder} holds no checkpoint, although {'one' if step is None else f'step {step}'} was saved "
+                f"{self.folder} holds no checkpoint, although {'one' if step is None else f'step {step}'} was saved "
                 "there; nothing was "
                 "changed: put back a copy, or start again with another --run or --resume no"
             )
-        if found is not None and step is None:
-            self._damaged |= {newer for newer in list_steps(self._folder) if newer > found.step}
+        if found is not None:
+            self._damaged |= {newer for newer in list_steps(self.folder) if newer > found.step}
         return found
 
     def _losses(self, steps: list[int]) -> dict[int, float]:
         """The held-out losses of those `steps` that have one, and whose files exist with the right sizes."""
-        losses = {step: _held_out_loss(self._folder / str(step)) for step in steps if self._has_all(step)}
+        losses = {step: _held_out_loss(self.folder / str(step)) for step in steps if self._has_all(step)}
         return {step: loss for step, loss in losses.items() if loss is not None and math.isfinite(loss)}
 
     def _has_all(self, step: int) -> bool:
         """Whether a step's files exist with the right sizes; does not read their contents."""
-        return find_damage(self._folder / str(step), sizes_only=True) is None
+        return find_damage(self.folder / str(step), sizes_only=True) is None
 
     def _make_room(self) -> None:
         """Makes the folder, and removes what a killed or failed save or deletion left in it."""
         try:
-            self._folder.mkdir(parents=True, exist_ok=True)
-            for path in self._folder.iterdir():
+            self.folder.mkdir(parents=True, exist_ok=True)
+            for path in self.folder.iterdir():
                 if _LEFTOVER.fullmatch(path.name):
                     shutil.rmtree(path)
         except OSError as error:
-            raise InputError(f"checkpoints cannot be written to {self._folder}: {error}; mend the folder") from error
+            raise InputError(f"checkpoints cannot be written to {self.folder}: {error}; mend the folder") from error
 
     def _finish(self, begun: _Begun) -> None:
         """Runs in the background thread: turns what Orbax has written into a finished step."""
@@ -237,21 +243,21 @@ class Checkpoints:
                 return
             (pending / _EXTRA_FILE).write_text(extra, encoding="utf-8")
             write_checksums(pending)
-            final = self._folder / str(step)
+            final = self.folder / str(step)
             if final.exists():
                 _delete(final)
             pending.rename(final)
-            sync(self._folder)
+            sync(self.folder)
             self._damaged.discard(step)
-            if self._record is not None:
-                write_json(self._record, {"step": step})
+            if self.record is not None:
+                write_json(self.record, {"step": step})
             self._prune(step)
         except Exception as error:
             _remove_unfinished(pending)
             # TensorStore reports a full disk as a ValueError that carries the system's error number in its text.
             if isinstance(error, OSError) or "os_error_code" in str(error):
                 raise InputError(
-                    f"the checkpoint of step {step} could not be written to {self._folder}: {reason_of(error)}; "
+                    f"the checkpoint of step {step} could not be written to {self.folder}: {reason_of(error)}; "
                     "make room or mend the folder, then start again: older checkpoints are untouched"
                 ) from error
             raise
@@ -262,8 +268,8 @@ class Checkpoints:
         intact = [step for step in others if step not in self._damaged and self._has_all(step)]
         losses = self._losses([saved, *intact])
         best = min(losses, key=lambda step: (losses[step], step), default=saved)
-        for step in set(others) - set(intact[: self._keep - 1]) - {best}:
-            _delete(self._folder / str(step))
+        for step in set(others) - set(intact[: self.keep_newest - 1]) - {best}:
+            _delete(self.folder / str(step))
 
 
 def _remove_unfinished(pending: Path) -> None:

@@ -351,7 +351,6 @@ class Reporter:
 
     def __post_init__(self) -> None:
         training = self.experiment.training
-        self._every = training.log_every
         # Compiled as one function, so that the first line does not wait for a dozen compilations.
         self._rate = jax.jit(learning_rate(self.experiment.optimizer, training.steps))
         self._pending: tuple[int, StepMetrics, Batch] | None = None
@@ -359,9 +358,8 @@ class Reporter:
         self._clock: float | None = None
         # Of the steps that count for speed: tokens, seconds, and floating-point operations that they needed.
         self._totals = self._logged = np.zeros(3)
-        self._model = self.experiment.model
         # What utilization is relative to. It takes half a second, in which nothing else may run.
-        self._peak = product_rate(self._model.compute.dtype) if training.log_utilization else None
+        self._peak = product_rate(self.experiment.model.compute.dtype) if training.log_utilization else None
         self._first_step: float | None = None
         self._spikes = Spikes()
         self._noise = list[tuple[float, float]]()
@@ -411,7 +409,7 @@ class Reporter:
             self._first_step = now - self.started
         elif self._clock is not None:
             source = batch["source"].shape[1] if "source" in batch else 0
-            work = training_flops(self._model, *batch["labels"].shape, source).needed
+            work = training_flops(self.experiment.model, *batch["labels"].shape, source).needed
             self._totals = np.add(self._totals, (int(metrics.tokens), now - self._clock, work))
         self._clock = now
         loss = float(metrics.loss)
@@ -423,7 +421,7 @@ class Reporter:
             row |= {"spike": deviations, "batch": number - 1}
         if metrics.noise is not None:
             self._noise.append(jax.device_get(metrics.noise))
-        if number % self._every == 0:
+        if number % self.experiment.training.log_every == 0:
             rate = float(self._rate(number - 1))
             row |= {"gradient_norm": float(metrics.gradient_norm), "learning_rate": rate} | _norms(metrics.norms)
             row |= self.epochs(number)

@@ -46,4 +46,4 @@ def test_flags_alone_overrule(arguments, given):
 
 def test_more_new_tokens_than_a_flag_allows_are_not_asked_for():
     asked = read_options(["folder", "--max-new-tokens", "3"], "")
-    assert asked.decoding_config(read(min_new_tokens=9), "a file", (None, "")).min_new_tokens == 3
+    assert asked.decoding_config(read(min_new_tokens=9), "a file").min_new_tokens == 3

@@ -53,8 +53,8 @@ T = TypeVar("T")
 Seed = Annotated[int, Bound("a whole number from 0 to 2^32 - 1", lambda seed: 0 <= seed < 2**32)]
 Hidden = Annotated[T, tyro.conf.Fixed, tyro.conf.Suppress]
 """A field that no flag sets."""
-Limit = tuple[int | None, str]
-"""The largest number of tokens, and what the user knows it as; None: any number."""
+_ANY = sys.maxsize, ""
+"""Any number of new tokens."""
 Line = tuple[str, int, str]
 """A text, its line number (from 1), and its place for messages."""
 _COMPILATION = "/jax/core/compile/"
@@ -97,7 +97,7 @@ def answer_texts(options: "GenerateOptions") -> int:
     from jax_tformer.decoding.generate import Answerer, batched
 
     # 2. The model.
-    net, params, _, _, notes, _ = model.load()
+    net, params, _, _, notes, _ = load_model(options, model)
     context = model.length[0] if options.slide else None
     answerer = Answerer(net, params, model.tokenizer, decoding, seed=options.seed, context=context, batch=options.batch)
     if ignored := model.defaults.ignored:
@@ -228,12 +228,11 @@ class GenerateOptions:
                 flag not in given or needed in given, f"{flag} is given without {needed}; expected both, or neither"
             )
 
-    def decoding_config(self, defaults: GenerationDefaults, where: str, most: Limit) -> DecodingConfig:
+    def decoding_config(self, defaults: GenerationDefaults, where: str, most: tuple[int, str] = _ANY) -> DecodingConfig:
         """Returns the DecodingConfig of a model with these `defaults` of the file `where`; flags overrule them.
 
-        An answer may have `most` tokens.
-
-        Raises InputError for invalid values, and for options that such a model cannot use.
+        `most` is the largest number of new tokens, and what the user knows it as. Raises InputError for invalid values,
+        and for options that such a model cannot use.
         """
         asked: Json = {name: getattr(self.decoding, name) for name in self.given}
         draws = any(asked.get(name) for name in _DRAWING) or self.decoding.num_samples > 1
@@ -247,7 +246,11 @@ class GenerateOptions:
         found |= defaults.decoding
         settings = {name: value for name, value in found.items() if name not in unused} | asked
         settings["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
-        settings["max_new_tokens"] = self._max_new_tokens(defaults, most)
+        largest, named = most
+        new = self.decoding.max_new_tokens
+        require((new or 0) <= largest, f"--max-new-tokens is {new}; expected at most {largest}, {named}")
+        usual = max(defaults.most or defaults.longest or DecodingConfig.max_new_tokens, 1)
+        settings["max_new_tokens"] = min(usual, largest) if new is None else new
         if "min_new_tokens" in settings.keys() - asked.keys():
             settings["min_new_tokens"] = min(settings["min_new_tokens"], settings["max_new_tokens"])
         with self.flags_in_errors():
@@ -257,16 +260,6 @@ class GenerateOptions:
                 if error.field in asked or error.field not in defaults.decoding | defaults.drawing:
                     raise
                 raise InputError(f"{error}; {where} says so, and flags overrule it") from None
-
-    def _max_new_tokens(self, defaults: GenerationDefaults, most: Limit) -> int:
-        asked = self.decoding.max_new_tokens
-        largest = 2**31 if most[0] is None else most[0]
-        if asked is None:
-            return min(max(defaults.most or defaults.longest or DecodingConfig.max_new_tokens, 1), largest)
-        require(
-            asked <= largest or most[0] is None, f"--max-new-tokens is {asked}; expected at most {largest}, {most[1]}"
-        )
-        return asked
 
     def reader(self, model: "Opened", decoding: DecodingConfig) -> PromptReader:
         """Returns what makes prompts of texts; raises InputError for --slide with a model that has no context."""
@@ -351,18 +344,22 @@ def _flag(field: str) -> str:
 class Opened(NamedTuple):
     """A model that is not loaded yet, and how it generates where nobody says otherwise."""
 
+    config: TransformerConfig
     tokenizer: Tokenizer
-    translates: bool
-    load: Callable[[], Trained]
     defaults: GenerationDefaults
     where: Path
     """The file that says the defaults."""
-    length: Limit
-    """Of a source, or of a text with its answer."""
-    most: Limit
-    """Of a translation."""
+    length: tuple[int | None, str]
+    """The most tokens of a source, or of a text with its answer, and what the user knows this as; None: any number."""
+    most: tuple[int, str]
+    """The same of new tokens."""
     folder: Path | None
     """What Hugging Face says of it; None if nothing."""
+
+    @property
+    def translates(self) -> bool:
+        """Whether it is an encoder-decoder."""
+        return self.config.encoder is not None
 
 
 def open_model(options: GenerateOptions) -> Opened:
@@ -374,13 +371,18 @@ def open_model(options: GenerateOptions) -> Opened:
     path = user_path(options.run)
     run = RunFolder(path)
     if run.holds_checkpoint():
+        from jax_tformer.hub.families import config_from_huggingface
+
+        require(options.checkpoint == "newest", f"{path} is a Hugging Face folder; --checkpoint is for runs")
         folder = path
-        origin: Origin | None = read_origin(folder)
-        config, tokenizer, load = _open_checkpoint(options, path, read_origin(path))
+        origin: Origin | None = (found := read_origin(path))
+        config = config_from_huggingface(found.config)
+        tokenizer = load_tokenizer(path)
     else:
         experiment = run.read_config("a folder that train.py or save_pretrained has written")
+        require(options.dtype is None, "--dtype is for Hugging Face folders; a run has the types of its config.json")
         config = experiment.model
-        tokenizer, load = _open_run(options, run, config)
+        tokenizer = run.read_tokenizer(config.vocab_size)
         folder = run.origin
         origin = read_origin(folder) if folder.exists() else None
     if config.decoder is None or config.head == "none":
@@ -392,18 +394,18 @@ def open_model(options: GenerateOptions) -> Opened:
     translates = config.encoder is not None
     options.check_model(translates)
     if origin is None:
-        return Opened(tokenizer, translates, load, *_habits(experiment.data, path), None)
+        return Opened(config, tokenizer, *_habits(experiment.data, path), None)
     defaults, where = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
     tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids or None)
-    length: Limit = config.decoder.max_positions, "the model's context"
-    most: Limit = None, ""
+    length = config.decoder.max_positions, "the model's context"
+    most = _ANY
     if config.encoder is not None:
-        most = config.decoder.max_positions, "the model's positions"
+        most = config.decoder.max_positions or sys.maxsize, "the model's positions"
         length = config.encoder.max_positions, "the model's positions"
-    return Opened(tokenizer, translates, load, defaults, where, length, most, folder)
+    return Opened(config, tokenizer, defaults, where, length, most, folder)
 
 
-def _habits(data: TextData | PairData, path: Path) -> tuple[GenerationDefaults, Path, Limit, Limit]:
+def _habits(data: TextData | PairData, path: Path) -> tuple[GenerationDefaults, Path, tuple[int, str], tuple[int, str]]:
     """Returns how the model of a run generates: `defaults`, `where`, `length` and `most` of Opened."""
     decoding = {name: getattr(DecodingConfig, name) for name in ("length_penalty", "length_penalty_form")}
     if isinstance(data, PairData):
@@ -411,46 +413,27 @@ def _habits(data: TextData | PairData, path: Path) -> tuple[GenerationDefaults, 
         defaults = GenerationDefaults(decoding | {"temperature": 0.0}, most=data.target_length)
         return defaults, path, (data.source_length, "the run's data.source_length"), most
     defaults = GenerationDefaults(decoding | {"temperature": _PROMPT_TEMPERATURE})
-    return defaults, path, (data.context_length, "the model's context"), (None, "")
+    return defaults, path, (data.context_length, "the model's context"), _ANY
 
 
-def _open_run(
-    options: GenerateOptions, run: RunFolder, config: TransformerConfig
-) -> tuple[Tokenizer, Callable[[], Trained]]:
-    require(options.dtype is None, "--dtype is for Hugging Face folders; a run has the types of its config.json")
-    tokenizer = run.read_tokenizer(config.vocab_size)
-    step = parse_checkpoint(options.checkpoint)
-
-    def load() -> Trained:
+def load_model(options: GenerateOptions, model: Opened) -> Trained:
+    """Loads the weights of `model`; notes for the user are among what was `skipped`."""
+    run = RunFolder(user_path(options.run))
+    if not run.holds_checkpoint():
+        step = parse_checkpoint(options.checkpoint)
         trained = load_trained(run, step, devices=options.devices)
         named = isinstance(step, int) or step in ("best", "average")
         notes = [f"the checkpoint of step {trained.step}"] if named else []
         return trained._replace(skipped=(*trained.skipped, *notes))
 
-    return tokenizer, load
+    from jax_tformer.hub.pretrained import load_pretrained
+    from jax_tformer.startup import set_up_jax
+    from jax_tformer.training.sharding import make_mesh
 
-
-def _open_checkpoint(
-    options: GenerateOptions, path: Path, origin: Origin
-) -> tuple[TransformerConfig, Tokenizer, Callable[[], Trained]]:
-    require(options.checkpoint == "newest", f"{path} is a Hugging Face folder; --checkpoint is for runs")
-
-    from jax_tformer.hub.families import config_from_huggingface
-
-    config = config_from_huggingface(origin.config)
-    tokenizer = load_tokenizer(path)
-
-    def load() -> Trained:
-        from jax_tformer.hub.pretrained import load_pretrained
-        from jax_tformer.startup import set_up_jax
-        from jax_tformer.training.sharding import make_mesh
-
-        set_up_jax(config if options.dtype is None else config.with_dtype(options.dtype))
-        mesh = None if options.devices is None else make_mesh(options.devices)
-        net, params, _ = load_pretrained(path, dtype=options.dtype, mesh=mesh)
-        return Trained(net, params, tokenizer, 0, ())
-
-    return config, tokenizer, load
+    set_up_jax(model.config if options.dtype is None else model.config.with_dtype(options.dtype))
+    mesh = None if options.devices is None else make_mesh(options.devices)
+    net, params, _ = load_pretrained(run.path, dtype=options.dtype, mesh=mesh)
+    return Trained(net, params, model.tokenizer, 0, ())
 
 
 def read_prompts(options: GenerateOptions, read: Callable[..., Prompt]) -> Iterator[Prompt]:

@@ -67,7 +67,17 @@ def main(arguments: Sequence[str]) -> int:
     require(adapted or not options.adapters, f"{run.path} has no adapters; leave --adapters out")
     trained = load_trained(run, step, merge=not options.adapters)
     if options.adapters:
-        export_adapters(run, out, trained, options.architecture, experiment.init)
+        from jax_tformer.hub.adapters import save_adapters
+        from jax_tformer.hub.folder import read_origin
+
+        net = trained.net
+        net.origin = read_origin(run.origin) if run.origin.exists() else None
+        require(
+            net.origin is not None or options.architecture is not None,
+            "the run began with new weights; expected --architecture, the class that its adapters are for",
+        )
+        # They are for the folder that the run began with, or for the parameters that it began with.
+        save_adapters(out, net, trained.params, architecture=options.architecture, base=experiment.init)
     else:
         export_weights(out, trained)
     told = "the adapters of {} are in" if options.adapters else "{} is in"
@@ -88,21 +98,3 @@ def export_weights(out: Path, trained: Trained) -> None:
             save_weights(whole / "model.safetensors", trained.params, trained.net.config)
         except safetensors.SafetensorError as error:
             raise InputError(f"cannot write {out}: {reason_of(error)}") from error
-
-
-def export_adapters(run: RunFolder, out: Path, trained: Trained, architecture: str | None, base: str | None) -> None:
-    """Writes the adapters in the format of PEFT to the new folder `out`.
-
-    They are for the folder `base` that the run began with; without one, for a model of the class `architecture` with
-    the parameters that the run began with. Raises InputError as `save_adapters` does.
-    """
-    from jax_tformer.hub.adapters import save_adapters
-    from jax_tformer.hub.folder import read_origin
-
-    net = trained.net
-    net.origin = read_origin(run.origin) if run.origin.exists() else None
-    require(
-        net.origin is not None or architecture is not None,
-        "the run began with new weights; expected --architecture, the class that its adapters are for",
-    )
-    save_adapters(out, net, trained.params, architecture=architecture, base=base)

@@ -378,11 +378,15 @@ def require_expressible(experiment: ExperimentConfig, architecture: str | None =
         with jax.enable_x64(True):  # not all of JAX is set up yet
             described(transformer(without_adapters(model)), architecture)
     except CannotExpress as error:
-        flags = " ".join(_flag(name, possible) for name, (possible, _) in error.changed.items())
+        flags = []
+        for name, (value, _) in error.changed.items():
+            before, _, last = f"--model.{name.replace('_', '-')}".rpartition(".")
+            switch = last if value else f"no-{last}"
+            flags.append(f"{before}.{switch}" if isinstance(value, bool) else f"{before}.{last} {value}")
         raise InputError(
             f"{f'{architecture} cannot' if architecture else 'no class of transformers can'} express this model; one "
-            f"of type {error.model_type!r} is trained with {flags}; begin a run with these flags, or export in "
-            "PyTorch's names: jax-tformer export without --huggingface"
+            f"of type {error.model_type!r} is trained with {' '.join(flags)}; begin a run with these flags, or "
+            "export in PyTorch's names: jax-tformer export without --huggingface"
         ) from error
 
 
@@ -416,13 +420,6 @@ def export_pretrained(
             tokenizer = tokenizer.adding(framing_of(tokenizer, isinstance(experiment.data, PairData)))
     save_pretrained(out, net, trained.params, tokenizer, architecture=architecture, dtype=dtype)
     return f"step {trained.step} of {run.path} is in {out}/: {list_files(out)}"
-
-
-def _flag(field: str, value: object) -> str:
-    before, _, name = f"--model.{field.replace('_', '-')}".rpartition(".")
-    if isinstance(value, bool):
-        return f"{before}.{name if value else f'no-{name}'}"
-    return f"{before}.{name} {value}"
 
 
 def _bound_positions(model: TransformerConfig, data: TextData | PairData) -> TransformerConfig:

@@ -2,7 +2,6 @@
 
 import contextlib
 import ctypes
-import errno
 import json
 import math
 import os
@@ -26,7 +25,7 @@ from rich.text import Text
 from jax_tformer.config.errors import InputError, TrainingFailed, require
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.data.order import Batch
-from jax_tformer.files import not_regular, parse_json, shortened, to_dict, write_text
+from jax_tformer.files import not_regular, parse_json, shortened, sync, to_dict, write_text
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
@@ -66,8 +65,6 @@ class MetricsLog:
                 shutil.copyfile(self._path, kept)
                 self.notes[-1] += f"; the original file is {kept.name}"
             write_text(self._path, "".join(json.dumps(row) + "\n" for row in rows if row["step"] <= step))
-            # Unbuffered, so that a full disk fails here and not again at exit.
-            self._file = open(self._path, "ab", buffering=0)  # noqa: SIM115 (closed by close)
             self._board = _TensorBoard(folder.tensorboard, step + 1)
         self._tracker = None
         if project is not None:
@@ -80,10 +77,10 @@ class MetricsLog:
         """Writes a row; sentences in place of figures go to metrics.jsonl only."""
         if not is_first():
             return
-        line = (json.dumps(row) + "\n").encode()
         with self._full_disk_told():
-            if self._file.write(line) != len(line):
-                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+            # Opened each time, so that a full disk fails here and not again at exit.
+            with open(self._path, "a") as file:
+                file.write(json.dumps(row) + "\n")
             self._board.write(row)
         if self._tracker:
             self._tracker.log({name: x for name, x in row.items() if name != "step"}, step=row["step"])
@@ -92,14 +89,12 @@ class MetricsLog:
         """Flushes all rows to the disk; call it before a checkpoint."""
         if is_first():
             with self._full_disk_told():
-                os.fsync(self._file.fileno())
+                sync(self._path)
 
     def close(self) -> None:
-        """Closes the file; nothing can be written afterwards."""
-        if is_first():
-            self._file.close()
-            if self._tracker:
-                self._tracker.finish()
+        """Ends what trackio follows; nothing can be written afterwards."""
+        if is_first() and self._tracker:
+            self._tracker.finish()
 
     @contextlib.contextmanager
     def _full_disk_told(self) -> Iterator[None]:

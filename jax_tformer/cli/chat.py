@@ -101,14 +101,12 @@ class Conversation:
 
     def __call__(self, text: str, number: int = 1, place: str | None = None) -> Prompt:
         """Adds what the user says; raises InputError, and forgets it, if the model cannot take it."""
-        self._messages.append({"role": "user", "content": text})
-        try:
-            # The template says the special tokens already.
-            ids = self.read.tokenizer.encode(self.template.render(self._messages)).tolist()
-            return self.read(text, number, place, ids)
-        except InputError:
-            self._messages.pop()
-            raise
+        messages = [*self._messages, {"role": "user", "content": text}]
+        # The template says the special tokens already.
+        ids = self.read.tokenizer.encode(self.template.render(messages)).tolist()
+        prompt = self.read(text, number, place, ids)
+        self._messages = messages
+        return prompt
 
     def hear(self, answer: str) -> None:
         """Adds the answer."""

@@ -13,6 +13,8 @@ from jax_tformer import LoraConfig, load_adapters, load_pretrained, transformer
 from jax_tformer.cli import export, train
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.lora import add_lora, merge_lora, split_adapters, trained
+from jax_tformer.runs.begin import save_frozen
+from jax_tformer.runs.folder import RunFolder
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
 from tests.damages import flip_bit, write
@@ -46,6 +48,16 @@ def test_fresh_adapters_change_nothing_yet():
     assert_same_bits(*(jax.jit(net.apply)(given, TOKENS) for net, given in ((adapted, more), (net, params))))
     with refused("has adapters already"):
         add_lora(adapted, more, LORA, jax.random.key(1))
+
+
+def test_what_another_start_has_frozen_is_replaced(tmp_path):
+    """A run that was stopped before its first checkpoint may begin again with another seed."""
+    net, tx, run = transformer(replace(CONFIG, lora=LORA)), optimizer(OptimizerConfig(), 10), RunFolder(tmp_path)
+    for seed in (0, 1):
+        state = jax.jit(init_state, static_argnums=(0, 1))(net, tx, jax.random.key(seed))
+        save_frozen(run, state)
+    found = run.load_frozen(split_adapters(net.shapes)[1], {"frozen": run.frozen_digest()})
+    assert_same_bits(found, split_adapters(state.params)[1])
 
 
 ADAPT = "--lora.rank 2 --lora.targets value,down --lora.dropout 0.1"

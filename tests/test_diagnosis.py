@@ -11,7 +11,7 @@ import pytest
 from flax import traverse_util
 
 from jax_tformer import DropoutConfig, transformer
-from jax_tformer.config.experiment import MeshConfig, OptimizerConfig
+from jax_tformer.config.experiment import LossConfig, MeshConfig, OptimizerConfig, TrainingConfig
 from jax_tformer.runs.evaluation import find_not_finite
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.sharding import make_mesh
@@ -77,7 +77,17 @@ def test_a_step_that_is_not_finite_changes_no_parameter_and_nor_does_the_next(st
 def test_what_is_not_finite_first_is_found(start, parameter, index, value, said):
     state, _ = STEP(spoil(start, parameter, index, value), BATCH)
     assert not state.finite
-    assert said in find_not_finite(NET, make_mesh(MeshConfig(), 2), LETTERS, 2, state, BATCH)
+    assert said in find_not_finite(
+        NET, make_mesh(MeshConfig(), 2), LETTERS, TrainingConfig(accumulation=2), state, BATCH
+    )
+
+
+def test_a_gradient_of_what_is_added_to_the_loss_is_found(start):
+    training = TrainingConfig(loss=LossConfig(z_loss=1e25))
+    state, _ = jax.jit(train_step(NET, TX, loss=training.loss))(start, BATCH)
+    assert not state.finite
+    told = find_not_finite(NET, make_mesh(MeshConfig(), 4), LETTERS, training, state, BATCH)
+    assert "every layer's output is finite, the norm of the gradient of " in told
 
 
 @pytest.mark.parametrize(
@@ -97,5 +107,5 @@ def test_the_operation_that_made_a_nan_is_named(activation, index, value, said):
     net = transformer(replace(CONFIG, decoder=replace(CONFIG.decoder, num_layers=1, activation=activation)))
     state = spoil(init_state(net, TX, jax.random.key(0)), UP, index, value)
     state, _ = jax.jit(train_step(net, TX))(state, BATCH)
-    told = find_not_finite(net, make_mesh(MeshConfig(), 4), LETTERS, 1, state, BATCH, operation=True)
+    told = find_not_finite(net, make_mesh(MeshConfig(), 4), LETTERS, TrainingConfig(), state, BATCH, operation=True)
     assert re.search(said, told), told

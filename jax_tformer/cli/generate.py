@@ -417,14 +417,14 @@ def _habits(data: TextData | PairData, path: Path) -> tuple[GenerationDefaults, 
 
 
 def load_model(options: GenerateOptions, model: Opened) -> Trained:
-    """Loads the weights of `model`; notes for the user are among what was `skipped`."""
+    """Loads the weights of `model`; its notes say which checkpoint was asked for."""
     run = RunFolder(user_path(options.run))
     if not run.holds_checkpoint():
         step = parse_checkpoint(options.checkpoint)
         trained = load_trained(run, step, devices=options.devices)
         named = isinstance(step, int) or step in ("best", "average")
         notes = [f"the checkpoint of step {trained.step}"] if named else []
-        return trained._replace(skipped=(*trained.skipped, *notes))
+        return trained._replace(notes=(*trained.notes, *notes))
 
     from jax_tformer.hub.pretrained import load_pretrained
     from jax_tformer.startup import set_up_jax

@@ -200,7 +200,7 @@ def train(plan: "TrainPlan", started: float) -> int:
     # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     nans = plan.options.debug.nans
-    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training.accumulation, operation=nans)
+    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training, operation=nans)
     log = MetricsLog(run, start, plan.options.track, experiment)
     signals = processes.Signals(mesh)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
@@ -218,14 +218,14 @@ def train(plan: "TrainPlan", started: float) -> int:
         for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, compiled.as_text() or ""):
             line.say(note)
 
-        steps = {shape_of(largest): compiled}
+        by_shape = {shape_of(largest): compiled}
 
         def step(state: "TrainState", batch: "Batch") -> "tuple[TrainState, StepMetrics]":
             placed = place_batch(mesh, batch)
-            if (shape := shape_of(placed)) not in steps:
-                steps[shape] = prepared.compile(placed)
+            if (shape := shape_of(placed)) not in by_shape:
+                by_shape[shape] = prepared.compile(placed)
                 reporter.pause()
-            return steps[shape](state, placed)
+            return by_shape[shape](state, placed)
 
         processes.wait_for_all()
         for number in range(start + 1, training.steps + 1):
@@ -249,8 +249,8 @@ def train(plan: "TrainPlan", started: float) -> int:
             if last:
                 break
         if number < training.steps:
-            # Its numbers do not count: it shows whether those of the step before it do (see `Resumption`). The last
-            # step of all needs none, for its held-out loss was finite.
+            # One step more, whose result is thrown away: the checkpoint of the last one counts only if it is finite
+            # (see `jax_tformer.runs.checkpoints`). The last step of a whole run was evaluated instead.
             state, metrics = step(state, batch := next(batches))
             reporter.step(number + 1, metrics, state, batch)
             reporter.check()

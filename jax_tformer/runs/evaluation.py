@@ -23,7 +23,7 @@ from rich.table import Table
 
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, MaskedTextData, PairData
+from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, MaskedTextData, PairData, TrainingConfig
 from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
@@ -59,7 +59,7 @@ _TOGETHER = 128
 _PROMPT = 8
 """Held-out tokens that a sample continues if the tokenizer has no start token."""
 _SCORES = ("train_accuracy", "val_accuracy", "exact_match", "bleu", "no_bleu")
-_LOSSES = ("loss", "val_loss", "average_val_loss", "val_perplexity", "val_bits_per_byte", *_SCORES)
+_FIGURES = ("loss", "val_loss", "average_val_loss", "val_perplexity", "val_bits_per_byte", *_SCORES)
 _PACKAGES = ("jax", "flax", "optax", "orbax-checkpoint", "grain")
 
 
@@ -122,7 +122,7 @@ def find_not_finite(
     net: AnyTransformer,
     mesh: Mesh,
     tokenizer: Tokenizer,
-    accumulation: int,
+    training: TrainingConfig,
     state: TrainState,
     batch: Batch,
     *,
@@ -149,7 +149,7 @@ def find_not_finite(
         trains, frozen = split_adapters(params)
 
         def loss(trains: Params) -> Array:
-            return batch_loss(net, join_adapters(trains, frozen), part, dropout_key=key)[0]
+            return batch_loss(net, join_adapters(trains, frozen), part, training.loss, dropout_key=key)[0]
 
         gradients = jax.grad(loss)(trains)
         return jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
@@ -158,7 +158,7 @@ def find_not_finite(
         return first_nan(squared_gradients, state.params, part, key) if operation else ""
 
     trains = not state.finite
-    parts = accumulation if trains else 1
+    parts = training.accumulation if trains else 1
     keys = dropout_keys(net, state, parts) if trains else None
     ids = batch["source" if "source" in batch else "tokens"]
     rows = len(ids) // parts
@@ -319,7 +319,7 @@ def finish(run: RunFolder, steps: int, figures: Row, samples: str) -> str:
     write_text(run.samples, samples)
     write_json(run.summary, summary | best)
     draw_losses(rows, run.picture, run.path.name)
-    shown = {name: summary[name] for name in ("train_loss", *_LOSSES[1:]) if summary.get(name) is not None}
+    shown = {name: summary[name] for name in ("train_loss", *_FIGURES[1:]) if summary.get(name) is not None}
     speed = f"{summary['tokens_per_second']:,.0f} tokens/s  " if summary["tokens_per_second"] else ""
     told = [
         f"{steps} steps  {format_figures(shown)}",
@@ -340,7 +340,7 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     rows = read_metrics(run.metrics, notes)
     require(rows, f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
     draw_losses(rows, run.picture, run.path.name)
-    losses = {name: found[-1][name] for name in _LOSSES if (found := [row for row in rows if name in row])}
+    losses = {name: found[-1][name] for name in _FIGURES if (found := [row for row in rows if name in row])}
     told = [
         f"step {rows[-1]['step']} of {experiment.training.steps}  {format_figures(losses)}",
         *_find_best(rows)[1],
@@ -363,7 +363,7 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     except InputError as error:
         return "\n".join([*told, f"no samples: {error}"])
     write_text(run.samples, samples)
-    return "\n".join([samples, *told, *trained.skipped, f"sampled at step {trained.step}: {run.samples}"])
+    return "\n".join([samples, *told, *trained.notes, f"sampled at step {trained.step}: {run.samples}"])
 
 
 def _find_best(rows: list[Row]) -> tuple[Row, list[str]]:

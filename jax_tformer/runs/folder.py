@@ -305,16 +305,17 @@ class RunFolder:
 
 
 class Trained(NamedTuple):
-    """A model with the parameters of the checkpoint of `step`, its tokenizer, and a line for each skipped one.
+    """A model with the parameters of the checkpoint of `step`, and its tokenizer.
 
-    `fingerprint` is that of the data that it was trained on; None if unknown.
+    `notes` are for the user: a line for each checkpoint that was skipped, or of which a mean was taken. `fingerprint`
+    is that of the data that it was trained on; None if unknown.
     """
 
     net: "AnyTransformer"
     params: "Params"
     tokenizer: Tokenizer
     step: int
-    skipped: tuple[str, ...]
+    notes: tuple[str, ...]
     fingerprint: str | None = None
 
 

@@ -77,10 +77,10 @@ def tokenizers_and_ids_are_made_anew() -> Iterator[None]:
     Nothing is removed either: to look through thousands of files would take almost half of a small program's time.
     """
     from jax_tformer import startup
-    from jax_tformer.data import sources, text, tokenizers
+    from jax_tformer.data import sources, tokenizers
 
     with pytest.MonkeyPatch.context() as patch:
-        for module in (sources, text, tokenizers):
+        for module in (sources, tokenizers):
             patch.setattr(module, "kept", lambda key, make: memoryview(make()))
         patch.setattr(startup, "bound_cache", lambda folder: None)
         yield

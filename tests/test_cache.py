@@ -10,8 +10,7 @@ import pytest
 
 from jax_tformer import ARCHITECTURES, startup
 from jax_tformer.config.experiment import PairData, TextData, TokenizerConfig
-from jax_tformer.data import sources, text, tokenizers
-from jax_tformer.data.text import token_stream
+from jax_tformer.data import sources, tokenizers
 from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer
 from jax_tformer.files import bound_cache, cache_folder, kept
 from tests.refusals import refused
@@ -20,11 +19,11 @@ from tests.test_pipelines import build, first
 TEXT = "".join(f"{n} bottles of beer on the wall, “Ça va”, 日本語, take {n * n} down.\n" for n in range(1000))
 BPE = TokenizerConfig("bpe", 300)
 SPECIAL = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
-KEEPERS = (sources, text, tokenizers)
+KEEPERS = (sources, tokenizers)
 
 
 def encoded(tokenizer, string, begin=()):
-    return token_stream(tokenizer, [memoryview(string.encode())], begin)
+    return tokenizer.encode_texts([memoryview(string.encode())], begin)
 
 
 @pytest.fixture(autouse=True)
@@ -50,7 +49,7 @@ def work(monkeypatch):
         return run
 
     monkeypatch.setattr(tokenizers.trainers, "BpeTrainer", noted("train", tokenizers.trainers.BpeTrainer))
-    monkeypatch.setattr(Tokenizer, "encode_texts", noted("encode", Tokenizer.encode_texts))
+    monkeypatch.setattr(Tokenizer, "_encode_texts", noted("encode", Tokenizer._encode_texts))
     return done
 
 

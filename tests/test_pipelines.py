@@ -25,7 +25,7 @@ from jax_tformer.data.order import Items, Part, Shape, Source, choose, evaluatio
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import check_files
 from jax_tformer.data.text import Masking
-from jax_tformer.data.tokenizers import Framing, build_tokenizer, load_tokenizer
+from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
 from jax_tformer.training.step import evaluation_step
 from tests.memory import traced_peak
 from tests.refusals import refused
@@ -345,7 +345,7 @@ def test_masking_is_bert_s():
     data, generator = MaskedTextData(), np.random.default_rng(0)
     tokenizer = build_tokenizer(BYTES, [], {"mask": "<|mask|>"})
     windows, rows = generator.integers(10, 256, (400, 100), np.int32), np.arange(400)
-    batch = Masking(data, tokenizer, Framing((), ()))({"tokens": windows}, generator, rows, 400)
+    batch = Masking(data, tokenizer)({"tokens": windows}, generator, rows, 400)
     chosen, tokens = batch["labels"] != IGNORED, batch["tokens"]
     assert (chosen.sum(axis=1) == 15).all()
     # Every position is equally likely to be chosen.
@@ -355,7 +355,7 @@ def test_masking_is_bert_s():
     assert masked[chosen].mean() == pytest.approx(0.8, abs=0.02)
     assert kept[chosen].mean() == pytest.approx(0.1, abs=0.02)
     assert len({*tokens[~masked & ~kept].tolist()}) > 200
-    few = Masking(replace(data, masked=0.01), tokenizer, Framing((), ()))
+    few = Masking(replace(data, masked=0.01), tokenizer)
     one = few({"tokens": windows[:4, :3]}, generator, rows[:4], 4)
     assert ((one["labels"] != IGNORED).sum(axis=1) == 1).all(), "at least one"
 

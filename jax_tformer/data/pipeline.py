@@ -14,7 +14,15 @@ from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, Tr
 from jax_tformer.data import generated
 from jax_tformer.data.order import Batch, Source, endless, evaluation_batches, on_training_items, training_batches
 from jax_tformer.data.pairs import PairBatcher, PairIds, pair_source
-from jax_tformer.data.sources import Joined, load_pairs, load_text, shard_files, sources_of, split_text, training_texts
+from jax_tformer.data.sources import (
+    Joined,
+    load_pairs,
+    load_text,
+    shard_files,
+    sources_of,
+    training_end,
+    training_texts,
+)
 from jax_tformer.data.text import text_source
 from jax_tformer.data.tokenizers import Pieces, Role, Tokenizer, build_tokenizer
 from jax_tformer.files import combined_hash
@@ -144,7 +152,7 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
         told = f"{data.path} holds ids; expected the tokenizer that made them: --data.tokenizer.kind huggingface"
         require(not shard_files(data), f"{told} --data.tokenizer.name FOLDER --data.tokenizer.vocab-size None")
         text = load_text(data).content
-        return Pieces([text if kind in ("characters", "words") else split_text(text, data.held_out)[0]])
+        return Pieces([text if kind in ("characters", "words") else text[: training_end(text, data.held_out)]])
     if data.source == "dates" and kind == "characters":
         return (generated.date_alphabet(),)
     if data.source == "dates":

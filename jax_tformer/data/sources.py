@@ -41,6 +41,7 @@ _ROWS = 10_000
 _TEXTS = (".txt", ".md", ".rst", ".jsonl")
 KINDS = (*_TEXTS, *(kind + packer for kind in _TEXTS for packer in (".gz", ".zst")), ".parquet")
 """What is read of a folder."""
+BLANK_LINE = b"\n\n"
 _BLOCK = 2**20
 TABLES = (".json", ".csv")
 """Their texts would have to be taken out; as they are, a model learns quotes and commas."""
@@ -302,7 +303,7 @@ def text_files(data: TextData) -> list[Path]:
 
 
 class Text(NamedTuple):
-    """A text (UTF-8), and where each of its documents ends; "\\n\\n" stands between two of them."""
+    """A text (UTF-8), and where each of its documents ends; BLANK_LINE stands between two of them."""
 
     content: memoryview
     ends: list[int]
@@ -316,19 +317,19 @@ def load_text(data: TextData) -> Text:
 
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
-    written = (b"".join(document.blocks) for document in _documents(data) if not document.is_empty)
-    first = next(written, None)
-    second = next(written, None)
-    if first is None:
-        raise InputError(f"{data.path} holds no text; expected at least one document that is not empty")
-    if second is None:
-        return Text(memoryview(first), [len(first)])
     # Joined in one array, so that the text is in memory only once.
     text = bytearray()
     ends = list[int]()
-    for document in chain([first, second], written):
-        text += b"\n\n" * bool(ends) + document.strip(b"\n")
-        ends.append(len(text))
+    for _, blocks in _documents(data):
+        content = b"".join(blocks)
+        if content.strip():
+            text += BLANK_LINE * bool(ends) + content.strip(b"\n")
+            ends.append(len(text))
+            only = content
+    require(ends, f"{data.path} holds no text; expected at least one document that is not empty")
+    if len(ends) == 1:
+        # A document alone is left as it is.
+        return Text(memoryview(only), [len(only)])
     text += b"\n"
     return Text(memoryview(text), ends)
 
@@ -352,18 +353,17 @@ def _python_docs() -> Iterator[Document]:
     return (Document("python-docs", [text.encode()]) for text in texts)
 
 
-def split_text(text: memoryview, held_out: float) -> tuple[memoryview, memoryview]:
-    """Splits `text` (UTF-8) into a training part and, at its end, the fraction `held_out` of its characters.
+def training_end(text: memoryview, held_out: float) -> int:
+    """Returns the byte at which the training part of `text` (UTF-8) ends: behind it are `held_out` of the characters.
 
     Random windows would overlap with training windows, so that the model would be tested on text that it has read.
     """
     rest = int(sum(map(len, Pieces([text]))) * (1 - held_out))
     end = 0
     for piece in Pieces([text]):
-        part = piece[:rest]
-        end += len(part.encode())
-        rest -= len(part)
-    return text[:end], text[end:]
+        end += len(piece[:rest].encode())
+        rest -= len(piece[:rest])
+    return end
 
 
 def pair_files(data: PairData) -> list[Path]:
@@ -518,10 +518,6 @@ class Corpus(NamedTuple):
     held_out_bytes: int | None
     """UTF-8 bytes of the held-out text, if they are known."""
     notes: list[str]
-
-    def bytes_for(self, labels: int) -> float | None:
-        """Returns the bytes of held-out text for each of so many labels."""
-        return self.held_out_bytes / labels if self.held_out_bytes and labels else None
 
 
 def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:

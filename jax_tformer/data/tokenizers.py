@@ -82,9 +82,9 @@ _SPACE_OR_LINE_END = re.compile(rb"(?<=\S)[ \n]")
 class Framing:
     """The special tokens of a checkpoint, which its tokenizer and its generation settings say."""
 
-    before: tuple[int, ...]
+    before: tuple[int, ...] = ()
     """Ids before a whole text: a prompt, a source or a target."""
-    after: tuple[int, ...]
+    after: tuple[int, ...] = ()
     """Ids after it."""
     start_id: int | None = None
     """The first token that a decoder reads after an encoder."""
@@ -107,7 +107,6 @@ class Tokenizer:
     Attributes: `vocab_size`, the highest id (special tokens included) plus one; `table_rows`, those that text and
     roles need of a model's table; `id_type`, uint16 or int32, the NumPy type that holds all ids; `start_id`,
     `end_id`, `pad_id` and `mask_id`, None if no token has that role. Without a padding token the end token pads.
-    `has_table`: ids are looked up in a table of bytes or characters, which is faster than a cache of ids on disk.
     `framing` has the special tokens around the texts of a checkpoint; with None, each kind of data adds its own.
     `cleans_spaces`: decoding takes spaces before punctuation out.
 
@@ -146,7 +145,6 @@ class Tokenizer:
         self._added = re.compile("|".join(map(re.escape, spelled)) or "(?!)")
         outline = json.loads(backend.to_str())
         self._table = _table(outline, self._special)
-        self.has_table = self._table is not None
         self.cleans_spaces = cleans_spaces(outline["decoder"])
 
     def framed(self, start_id: int | None = None, end_ids: tuple[int, ...] | None = None) -> "Tokenizer":
@@ -199,11 +197,19 @@ class Tokenizer:
         # numpy takes three times as long to read a list.
         return [np.asarray(array("I", each.ids)).view(np.int32) for each in found]
 
-    def encode_texts(self, texts: Iterable[memoryview], first: Sequence[int] = ()) -> np.ndarray:
+    def encode_texts(self, texts: Sequence[memoryview], first: Sequence[int] = ()) -> np.ndarray:
         """Returns `first` and then the ids of a text (valid UTF-8), for each of the texts, `id_type`[N].
 
-        Encodes long ones in `Pieces`, or all at once if a piece would get other ids.
+        Encodes long ones in `Pieces`, or all at once if a piece would get other ids. Ids are cached unless a table of
+        bytes or characters gives them in less time.
         """
+        if self._table is not None:
+            return self._encode_texts(texts, first)
+        said = "ids of pieces", tokenizers.__version__, self.to_json(), str(list(first))
+        key: Iterable[str | memoryview] = chain(said, texts)
+        return np.frombuffer(kept(key, lambda: self._encode_texts(texts, first).data), self.id_type)
+
+    def _encode_texts(self, texts: Sequence[memoryview], first: Sequence[int]) -> np.ndarray:
         ids = bytearray()
         begin = np.array(first, self.id_type).tobytes()
         pieces = (piece for text in texts for piece in enumerate(self.pieces(text)))
@@ -217,10 +223,14 @@ class Tokenizer:
         return Pieces([text]) if self.can_be_cut and len(text) > _PIECE_BYTES else [str(text, "utf-8")]
 
     @property
+    def around(self) -> Framing:
+        """What stands around a text: the tokens of a framing, or the start token, if there is one."""
+        return self.framing or Framing(() if self.start_id is None else (self.start_id,))
+
+    @property
     def separator(self) -> tuple[int, ...]:
-        """What begins each document among many: the tokens of a framing, or the start token, or an end token."""
-        known = (id for id in (self.start_id, self.end_id) if id is not None)
-        return self.framing.before if self.framing else tuple(islice(known, 1))
+        """What begins each document among many: the tokens before a text, or an end token."""
+        return self.around.before or (() if self.end_id is None else (self.end_id,))
 
     @cached_property
     def can_be_cut(self) -> bool:

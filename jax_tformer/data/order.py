@@ -8,7 +8,7 @@ in a thread. It packs and mixes only from the first element on, so that is done 
 import hashlib
 import sys
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple
 
 import numpy as np
@@ -46,6 +46,8 @@ class Part(NamedTuple):
     held_out: Items
     share: int = 1
     """Of as many rows as the shares of all sources add up to, so many are of this one."""
+    path: str | None = None
+    """What the user calls it, if there are several."""
 
 
 class Shape(NamedTuple):
@@ -166,14 +168,6 @@ def evaluation_batches(source: Source, training: TrainingConfig, rows: np.ndarra
             batch["labels"][mine >= left] = IGNORED
             made.append(batch)
     return made
-
-
-def on_training_items(source: Source) -> Source:
-    """Returns a source whose held-out items are those that are trained on."""
-    shapes = [
-        shape._replace(parts=[part._replace(held_out=part.train) for part in shape.parts]) for shape in source.shapes
-    ]
-    return replace(source, shapes=shapes)
 
 
 def _spread(count: int, most: int) -> np.ndarray:

@@ -12,7 +12,7 @@ import numpy as np
 from jax_tformer.config.errors import require, require_ids
 from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, TrainingConfig
 from jax_tformer.data import generated
-from jax_tformer.data.order import Batch, Source, endless, evaluation_batches, on_training_items, training_batches
+from jax_tformer.data.order import Batch, Part, Source, endless, evaluation_batches, training_batches
 from jax_tformer.data.pairs import PairBatcher, PairIds, pair_source
 from jax_tformer.data.sources import (
     Joined,
@@ -97,12 +97,12 @@ def build_pipeline(
         for part, _ in parts
     ]
     source = made[0] if len(made) == 1 else _mix(parts, made)
-
-    def epochs(steps: int) -> dict[str, float]:
-        (size, mixed, _), shares = source.shapes[0], sum(share for _, share in parts)
-        rows = [steps * size * share / shares for _, share in parts]
-        return {f"epochs/{of.path}": n / part.train.count for (of, _), n, part in zip(parts, rows, mixed, strict=True)}
-
+    (size, mixed, _) = shape = source.shapes[0]
+    shares = sum(part.share for part in mixed)
+    seen = None
+    if data.source == "modular-addition":
+        trained = replace(source, shapes=[shape._replace(parts=[Part(mixed[0].train, mixed[0].train)])])
+        seen = evaluation_batches(trained, training, rows)
     return Pipeline(
         train=training_batches(source, training, rows),
         evaluation=evaluation_batches(source, training, rows),
@@ -110,24 +110,25 @@ def build_pipeline(
         bytes_per_token=source.bytes_per_token,
         examples=source.examples,
         notes=source.notes,
-        seen=evaluation_batches(on_training_items(source), training, rows)
-        if data.source == "modular-addition"
-        else None,
-        epochs=epochs if len(made) > 1 else Pipeline.epochs,
+        seen=seen,
+        epochs=lambda steps: {
+            f"epochs/{part.path}": steps * size * part.share / shares / part.train.count for part in mixed if part.path
+        },
     )
 
 
 def _mix(parts: Sequence[tuple[TextData | PairData, int]], sources: Sequence[Source]) -> Source:
     """Mixes sources of rows of one shape, each by its share; says what is said about each with its path."""
-    mixed = [source.shapes[0].parts[0]._replace(share=share) for source, (_, share) in zip(sources, parts, strict=True)]
-    shares = json.dumps([share for _, share in parts])
+    both = [*zip(sources, parts, strict=True)]
+    mixed = [source.shapes[0].parts[0]._replace(share=share, path=of.path) for source, (of, share) in both]
+    shares = json.dumps([part.share for part in mixed])
     return replace(
         sources[0],
         shapes=[sources[0].shapes[0]._replace(parts=mixed)],
-        content=[shares, *(each for source in sources for each in source.content)],
+        content=chain([shares], *(source.content for source in sources)),
         bytes_per_token=None,
-        examples=[pair for pairs in zip(*(source.examples for source in sources), strict=False) for pair in pairs],
-        notes=[f"{of.path}: {note}" for (of, _), source in zip(parts, sources, strict=True) for note in source.notes],
+        examples=[*chain.from_iterable(zip(*(source.examples for source in sources), strict=False))],
+        notes=[f"{of.path}: {note}" for source, (of, _) in both for note in source.notes],
     )
 
 

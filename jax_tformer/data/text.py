@@ -111,12 +111,13 @@ class Masking:
         fate = generator.random((of, length))[rows]
         random_ids = generator.choice(self._ordinary_ids, (of, length))[rows]
         chosen = order.argsort(axis=1) < max(1, round(self._fraction * length))
-        masked = np.where(fate < 0.8, np.int32(self._mask_id), np.where(fate < 0.9, random_ids, original))
+        tokens = np.where(chosen & (fate < 0.8), np.int32(self._mask_id), original)
+        tokens = np.where(chosen & (fate >= 0.8) & (fate < 0.9), random_ids, tokens)
         labels = np.where(chosen, original, np.int32(IGNORED))
         sides = self.around.before, self.around.after
         before, after = (np.tile(np.array(ids, np.int32), (len(rows), 1)) for ids in sides)
         return {
-            "tokens": np.concatenate([before, np.where(chosen, masked, original), after], axis=1),
+            "tokens": np.concatenate([before, tokens, after], axis=1),
             "labels": np.concatenate([before * 0 + IGNORED, labels, after * 0 + IGNORED], axis=1),
         }
 

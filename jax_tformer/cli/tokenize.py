@@ -12,7 +12,7 @@ import tyro
 from jax_tformer.config.errors import Positive, check_fields, require
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import special_tokens_for
-from jax_tformer.data.sources import KINDS, check_file, text_files
+from jax_tformer.data.sources import KINDS, text_files
 from jax_tformer.data.tokenizers import build_tokenizer
 from jax_tformer.data.tokenizing import ShardsConfig, is_held_out, read_documents, write_shards
 from jax_tformer.files import hub_folder, user_path
@@ -65,7 +65,4 @@ def _find(source: str, revision: str | None) -> list[Path]:
     if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not user_path(source).exists():
         patterns = [f"*{kind}" for kind in KINDS]
         source = str(hub_folder("data set", source, revision, "--revision", patterns))
-    found = text_files(TextData(path=source))
-    for path in found:
-        check_file(path)
-    return found
+    return text_files(TextData(path=source))

@@ -15,9 +15,9 @@ from jax_tformer.data import generated
 from jax_tformer.data.order import Batch, Part, Source, endless, evaluation_batches, training_batches
 from jax_tformer.data.pairs import PairBatcher, PairIds, pair_source
 from jax_tformer.data.sources import (
-    Joined,
     load_pairs,
     load_text,
+    packed,
     shard_files,
     sources_of,
     training_end,
@@ -148,7 +148,7 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
     if kind in ("bytes", "huggingface"):
         return ()
     if len(parts := sources_of(data)) > 1:
-        return Joined([_texts(part) for part, _ in parts])
+        return packed(chain.from_iterable(_texts(part) for part, _ in parts))
     if isinstance(data, TextData):
         told = f"{data.path} holds ids; expected the tokenizer that made them: --data.tokenizer.kind huggingface"
         require(not shard_files(data), f"{told} --data.tokenizer.name FOLDER --data.tokenizer.vocab-size None")

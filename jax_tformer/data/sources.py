@@ -11,18 +11,20 @@ import gzip
 import json
 import os
 import re
+import struct
 import zlib
 from array import array
-from codecs import getincrementaldecoder
+from codecs import BOM_UTF8
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from dataclasses import dataclass, replace
 from hashlib import file_digest, sha256
-from itertools import chain
+from io import BufferedReader
+from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
@@ -50,20 +52,11 @@ HEADER_BYTES = 1024
 """256 int32: the number of the format, its version, how many ids follow, and zeros."""
 FORMATS: dict[int, tuple[int, Any]] = {20240520: (1, np.uint16), 20240801: (7, np.uint32)}
 """Number of the format -> its version and the type of its ids: llm.c's for GPT-2, and for Llama 3."""
-_INDEX = np.dtype([("mark", "S9"), ("version", "<u8"), ("kind", "u1"), ("rows", "<u8"), ("texts", "<u8")])
+_INDEX = "<9sQBQQ"
+"""How Megatron's index begins: a mark, its version, the kind of its ids, how many rows and texts follow."""
 _INDEX_TYPES = {1: np.uint8, 2: np.int8, 3: np.int16, 4: np.int32, 5: np.int64, 8: np.uint16}
 _HELD_OUT = re.compile(r"(?<![a-z])(val|valid|validation|test)(?![a-z])", re.IGNORECASE)
 _MEND = "restore it from where it came from, or write the shards again"
-
-
-@dataclass(frozen=True)
-class Joined(Iterable[T]):
-    """Iterates over all parts, one after the other."""
-
-    parts: Sequence[Iterable[T]]
-
-    def __iter__(self) -> Iterator[T]:
-        return chain.from_iterable(self.parts)
 
 
 def sources_of(data: D) -> list[tuple[D, int]]:
@@ -92,23 +85,30 @@ def check_files(data: TextData | PairData) -> None:
     """Raises InputError unless all files that `data` names are readable; does not open them."""
     if data.source == "files":
         for part, _ in sources_of(data):
-            for path in pair_files(part) if isinstance(part, PairData) else shard_files(part) or text_files(part):
-                check_file(path)
+            if isinstance(part, PairData):
+                pair_files(part)
+            elif not shard_files(part):
+                text_files(part)
 
 
-def check_file(path: Path) -> None:
-    """Raises InputError unless `path` is a readable file; does not open it."""
-    try:
-        require(path.exists(), f"{path} does not exist; expected a file; check the path")
-        require(path.is_file(), f"{path} is not a file; expected a file of text")
-        require(os.access(path, os.R_OK), f"{path} cannot be read; expected a readable file; change its permissions")
-    except OSError as error:
-        raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
+def _readable(paths: Iterable[Path]) -> list[Path]:
+    """Returns the paths; raises InputError unless all are readable files; does not open them, as a pipe would block."""
+    found = list(paths)
+    for path in found:
+        try:
+            require(path.exists(), f"{path} does not exist; expected a file; check the path")
+            require(path.is_file(), f"{path} is not a file; expected a file of text")
+            require(
+                os.access(path, os.R_OK), f"{path} cannot be read; expected a readable file; change its permissions"
+            )
+        except OSError as error:
+            raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
+    return found
 
 
 @dataclass(frozen=True)
 class Blocks(Iterable[bytes]):
-    """A text file, as it is or compressed, in blocks of UTF-8, with "\\n" as line ends.
+    """A text file, as it is or compressed, in blocks of whole lines of UTF-8, with "\\n" as line ends.
 
     Iterating raises InputError if the file cannot be read, is empty, or is not UTF-8.
     """
@@ -116,7 +116,6 @@ class Blocks(Iterable[bytes]):
     path: Path
 
     def __iter__(self) -> Iterator[bytes]:
-        check_file(self.path)
         try:
             yield from self._read()
         except (EOFError, OSError, zlib.error) as error:
@@ -126,36 +125,28 @@ class Blocks(Iterable[bytes]):
 
     def _read(self) -> Iterator[bytes]:
         path = self.path
-        decoder = getincrementaldecoder("utf-8")()
         at = 0
-        held = b""
         empty = True
-        block = b"begun"
         with _opened(path) as file:
-            while block:
-                block = file.read(_BLOCK)
+            # No character and no line end is divided.
+            while block := file.read(_BLOCK) + file.readline():
                 nul = block.find(b"\0")
-                before = at - len(decoder.getstate()[0])
                 require(nul < 0, f"{path} is binary: a NUL byte at byte {at + nul:,}; expected UTF-8 text")
                 try:
-                    decoder.decode(block, final=not block)
+                    block.decode()
                 except UnicodeDecodeError as error:
-                    byte = f"byte 0x{error.object[error.start]:02x} at byte {before + error.start:,}"
+                    byte = f"byte 0x{block[error.start]:02x} at byte {at + error.start:,}"
                     raise InputError(f"{path} is not UTF-8: {byte}; convert it to UTF-8") from error
-                text = held + block if at else block.removeprefix("\ufeff".encode())
-                # Half of a line end waits for the other.
-                held = b"\r" if block and text.endswith(b"\r") else b""
-                text = text.removesuffix(held).replace(b"\r\n", b"\n")
+                empty = empty and not block.strip()
+                yield (block if at else block.removeprefix(BOM_UTF8)).replace(b"\r\n", b"\n")
                 at += len(block)
-                empty = empty and not text.strip()
-                yield text
         require(not empty, f"{path} is empty; expected text")
 
 
 def _opened(path: Path) -> Any:
     """Opens a file, or what is compressed in it."""
     if path.suffix.lower() == ".zst":
-        return _pyarrow(path).input_stream(str(path), compression="zstd")
+        return BufferedReader(_pyarrow(path).input_stream(str(path), compression="zstd"))
     return gzip.open(path) if path.suffix.lower() == ".gz" else open(path, "rb")
 
 
@@ -175,13 +166,9 @@ def kind_of(path: Path) -> str:
 
 def read_lines(path: Path) -> Iterator[str]:
     """Yields the lines of a text file; raises InputError as `Blocks` does."""
-    rest = b""
     for block in Blocks(path):
         # str.splitlines would also split at separators inside sentences, and put parallel files out of step.
-        *lines, rest = (rest + block).split(b"\n")
-        yield from map(bytes.decode, lines)
-    if rest:
-        yield rest.decode()
+        yield from block.decode().removesuffix("\n").split("\n")
 
 
 def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, str]]:
@@ -204,17 +191,8 @@ def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, s
         yield record
 
 
-class Document(NamedTuple):
-    """A document, and where it stands, for messages."""
-
-    place: str
-    blocks: Iterable[bytes]
-    """Its text (UTF-8); that of a file is read anew each time."""
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether it has nothing but white space."""
-        return not any(str(block, "utf-8", "replace").strip() for block in self.blocks)
+Document = tuple[str, Iterable[bytes]]
+"""Where a document stands, for messages, and its text (UTF-8); that of a file is read anew each time."""
 
 
 def documents(path: Path, field: str = "text") -> Iterator[Document]:
@@ -222,15 +200,14 @@ def documents(path: Path, field: str = "text") -> Iterator[Document]:
 
     Raises InputError if the file cannot be read.
     """
-    check_file(path)
     if kind_of(path) == ".parquet":
         for row, text in enumerate(_read_parquet(path, field), 1):
-            yield Document(f"{path}, row {row:,}", [(text or "").encode()])
+            yield f"{path}, row {row:,}", [(text or "").encode()]
     elif kind_of(path) == ".jsonl":
         for line, record in enumerate(read_json_lines(path, (field,)), 1):
-            yield Document(f"{path}, line {line:,}", [record[field].encode()])
+            yield f"{path}, line {line:,}", [record[field].encode()]
     else:
-        yield Document(str(path), Blocks(path))
+        yield str(path), Blocks(path)
 
 
 def _read_parquet(path: Path, column: str) -> Iterator[str | None]:
@@ -267,7 +244,8 @@ def shard_files(data: TextData) -> list[Path]:
     if data.source != "files" or data.path is None:
         return []
     place = user_path(data.path)
-    return sorted(file for file in (place.iterdir() if place.is_dir() else _named(data.path)) if file.suffix == ".bin")
+    found = sorted(place.iterdir()) if place.is_dir() else _named(data.path)
+    return _readable(file for file in found if file.suffix == ".bin")
 
 
 def text_files(data: TextData) -> list[Path]:
@@ -291,7 +269,7 @@ def text_files(data: TextData) -> list[Path]:
             f"{path} is a folder without {', '.join(_TEXTS)} or .parquet files; expected at least one; "
             f"other kinds of text are named by a pattern: '{path}/**/*{most}'",
         )
-        return found
+        return _readable(found)
     found = [file for file in _named(path) if file.is_file() or not _is_pattern(path)]
     require(found, f"{path} matches no file; expected at least one; check the pattern")
     require(
@@ -299,7 +277,7 @@ def text_files(data: TextData) -> list[Path]:
         f"{path} would be read with all its quotes and commas; expected text, or .jsonl with a text field in every "
         "line; convert it, or name a copy .txt to train on it as it is",
     )
-    return found
+    return _readable(found)
 
 
 class Text(NamedTuple):
@@ -338,7 +316,7 @@ def _documents(data: TextData) -> Iterator[Document]:
     """Yields the documents, always in the same order."""
     made = {"modular-addition": generated.equations, "markov-chain": generated.markov_chain}.get(data.source)
     if made is not None:
-        return iter([Document(data.source, [made().encode()])])
+        return iter([(data.source, [made().encode()])])
     return _python_docs() if data.source == "python-docs" else chain.from_iterable(map(documents, text_files(data)))
 
 
@@ -350,7 +328,7 @@ def _python_docs() -> Iterator[Document]:
         raise InputError("this Python comes without pydoc_data; install all of its standard library") from error
     # Some texts are there under two names.
     texts = dict.fromkeys(topics.topics[name] for name in sorted(topics.topics))
-    return (Document("python-docs", [text.encode()]) for text in texts)
+    return (("python-docs", [text.encode()]) for text in texts)
 
 
 def training_end(text: memoryview, held_out: float) -> int:
@@ -375,15 +353,15 @@ def pair_files(data: PairData) -> list[Path]:
         )
     path = user_path(data.path)
     if data.target_path is not None:
-        return [path, user_path(data.target_path)]
+        return _readable([path, user_path(data.target_path)])
     require(
         kind_of(path) in (".tsv", ".jsonl"),
         f"{path} is neither .tsv nor .jsonl; expected one of them, or the targets' file as --data.target-path",
     )
-    return [path]
+    return _readable([path])
 
 
-class Rows(Sequence[T], Generic[T]):
+class Rows(Sequence[T]):
     """Rows of bytes, in one array, each made what it stands for by `read`.
 
     Short texts and arrays take many times their length as objects of Python.
@@ -428,10 +406,7 @@ def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
     path, *others = pair_files(data)
     rows: Iterable[Sequence[str]]
     if others:
-        sources, targets = (sum(1 for _ in read_lines(side)) for side in (path, others[0]))
-        told = f"{path} has {sources:,} lines and {others[0]} has {targets:,}"
-        require(sources == targets, f"{told}; expected as many targets as sources, line by line")
-        rows = zip(read_lines(path), read_lines(others[0]), strict=True)
+        rows = zip_longest(read_lines(path), read_lines(others[0]), fillvalue="")
     elif kind_of(path) == ".tsv":
         rows = (line.split("\t") for line in read_lines(path))
     else:
@@ -442,7 +417,8 @@ def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
             raise InputError(f"{path}, line {number:,}: {found}; expected 2, source and target, separated by one tab")
         for side, text in zip(("source", "target"), row, strict=True):
             if not text.strip():
-                raise InputError(f"{path}, line {number:,}: the {side} is empty; expected text; remove the pair")
+                told = f"the {side} is empty or missing; expected text for each {side}; remove the pair"
+                raise InputError(f"{path}, line {number:,}: {told}")
         yield row[0].strip(), row[1].strip()
 
 
@@ -485,22 +461,20 @@ class StoredIds:
 
     def __getitem__(self, part: slice) -> np.ndarray:
         """Reads some ids; raises InputError if a file has become shorter or is gone."""
-        begin, end, _ = part.indices(len(self))
-        first = self.start + begin
-        missing = max(0, end - begin)
+        begin, end = (self.start + place for place in part.indices(len(self))[:2])
         found = [np.empty(0, np.uint8)]
         for path, kind, offset, size in self.files:
-            if missing and first < size:
-                count = min(missing, size - first)
+            first = max(begin, 0)
+            count = min(end, size) - first
+            if count > 0:
                 mend = f"{_MEND}; then the same command continues the run"
                 try:
                     found.append(np.fromfile(path, kind, count, offset=offset + first * kind.itemsize))
                 except OSError as error:
                     raise InputError(f"{path} cannot be read any more ({error.strerror}); {mend}") from error
                 require(len(found[-1]) == count, f"{path} has become shorter since the start; {mend}")
-                missing -= count
-                first += count
-            first -= size
+            begin -= size
+            end -= size
         return np.concatenate(found)
 
 
@@ -540,13 +514,13 @@ def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:
         train,
         "all shards are held out by their names; expected some without val, valid, validation or test in the name",
     )
-    ends = [sum(file.size for file in part) for part in (train, held_out)]
-    start = int(ends[0] * (1 - data.held_out))
-    whole = StoredIds(train, 0, ends[0]), StoredIds(held_out, 0, ends[1])
-    parts = whole if held_out else (replace(whole[0], end=start), replace(whole[0], start=start))
-    note = f"{len(parts[0]):,} ids to train on, {len(parts[1]):,} held out"
-    known = (manifest or {}).get("val", {"tokens": 0})
-    return Corpus(*parts, digests, known["text_bytes"] if held_out and known["tokens"] else None, [note])
+    size = sum(file.size for file in train)
+    cut = size if held_out else int(size * (1 - data.held_out))
+    ordered = [*train, *held_out]
+    first = StoredIds(ordered, 0, cut)
+    rest = StoredIds(ordered, cut, sum(file.size for file in ordered))
+    known = manifest["val"]["text_bytes"] if manifest is not None and held_out else None
+    return Corpus(first, rest, digests, known, [f"{len(first):,} ids to train on, {len(rest):,} held out"])
 
 
 def digest(path: Path) -> str:
@@ -566,16 +540,15 @@ def find_ids(path: Path) -> TokenFile:
 
     Raises InputError if the file has not the size that its header or index says.
     """
-    check_file(path)
     size = path.stat().st_size
-    header = np.fromfile(path, "<i4", 3)
+    number, version, count = _unpack("<3i", path)
     index = path.with_suffix(".idx")
     if index.exists():
         found = TokenFile(path, *_read_index(index))
-    elif size >= HEADER_BYTES and int(header[0]) in FORMATS:
-        version, kind = FORMATS[int(header[0])]
-        require(int(header[1]) == version, f"{path} is of version {header[1]}; expected {version}; {_MEND}")
-        found = TokenFile(path, np.dtype(kind), HEADER_BYTES, int(header[2]))
+    elif size >= HEADER_BYTES and number in FORMATS:
+        expected, kind = FORMATS[number]
+        require(version == expected, f"{path} is of version {version}; expected {expected}; {_MEND}")
+        found = TokenFile(path, np.dtype(kind), HEADER_BYTES, count)
     else:
         found = TokenFile(path, np.dtype(np.uint16), 0, -(-size // 2))
     wanted = found.offset + found.size * found.kind.itemsize
@@ -585,17 +558,21 @@ def find_ids(path: Path) -> TokenFile:
 
 def _read_index(path: Path) -> "tuple[np.dtype[Any], int, int]":
     """Returns the type, offset and number of the ids that Megatron's index describes."""
-    check_file(path)
-    head = np.fromfile(path, _INDEX, 1)
-    mark, version, kind, rows, texts = head[0] if len(head) else (b"", 0, 0, 0, 0)
-    # NumPy takes the zeros at the end off.
-    known = (bytes(mark), int(version)) == (b"MMIDIDX", 1) and int(kind) in _INDEX_TYPES
+    mark, version, kind, rows, texts = _unpack(_INDEX, *_readable([path]))
+    known = (mark, version) == (b"MMIDIDX\0\0", 1) and kind in _INDEX_TYPES
     require(known, f"{path} is no index of Megatron, version 1, of whole numbers, as expected beside a .bin; {_MEND}")
     size = path.stat().st_size
-    least = _INDEX.itemsize + 12 * int(rows) + 8 * int(texts)
+    least = struct.calcsize(_INDEX) + 12 * rows + 8 * texts
     require(size >= least, f"{path} is damaged: it has {size:,} bytes; expected {least:,}; {_MEND}")
-    lengths = np.fromfile(path, "<i4", int(rows), offset=_INDEX.itemsize)
-    return np.dtype(_INDEX_TYPES[int(kind)]), 0, int(lengths.sum(dtype=np.int64))
+    lengths = np.fromfile(path, "<i4", rows, offset=struct.calcsize(_INDEX))
+    return np.dtype(_INDEX_TYPES[kind]), 0, int(lengths.sum(dtype=np.int64))
+
+
+def _unpack(form: str, path: Path) -> tuple[Any, ...]:
+    """Returns what stands at the beginning of a file, as struct unpacks it; zeros if the file is shorter."""
+    size = struct.calcsize(form)
+    with open(path, "rb") as file:
+        return struct.unpack(form, file.read(size).ljust(size, b"\0"))
 
 
 def seal(values: Json) -> str:

@@ -60,14 +60,16 @@ def read_documents(path: Path, config: ShardsConfig) -> Iterator[tuple[Iterable[
 
     Raises InputError if the file cannot be read, or a document is empty.
     """
-    for document in documents(path, config.column):
-        require(not document.is_empty, f"{document.place}: the text is empty; expected text; remove it")
+    for place, blocks in documents(path, config.column):
         hashed = sha256()
         size = 0
-        for block in document.blocks:
+        empty = True
+        for block in blocks:
             hashed.update(block)
             size += len(block)
-        yield Pieces(document.blocks), hashed.digest(), size
+            empty = empty and not block.strip()
+        require(not empty, f"{place}: the text is empty; expected text; remove it")
+        yield Pieces(blocks), hashed.digest(), size
 
 
 class _Group(NamedTuple):

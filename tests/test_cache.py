@@ -75,7 +75,7 @@ def test_nothing_but_the_time_depends_on_the_cache(data, config, keeps, folder, 
         made, tokenizer = build(replace(data, tokenizer=config))
         batches = [*first(made, 20), *made.evaluation]
         rows = [(name, rows.dtype, rows.tobytes()) for batch in batches for name, rows in sorted(batch.items())]
-        return rows, made.fingerprint, made.bytes_per_token, made.examples, tokenizer.to_json()
+        return rows, made.fingerprint, made.bytes_per_token, made.examples, tokenizer.as_json
 
     cold = start()
     assert len(files(folder)) == len(keeps)

@@ -319,7 +319,7 @@ def test_tokenizers_of_text_and_what_is_said_of_it(tmp_path):
     # BPE is trained on what is not held out.
     def bpe(end):
         (tmp_path / "text.txt").write_text("some words that come again and again " * 100 + end)
-        return build_tokenizer_for(text_in(tmp_path, tokenizer=TokenizerConfig("bpe", 300), held_out=0.2)).to_json()
+        return build_tokenizer_for(text_in(tmp_path, tokenizer=TokenizerConfig("bpe", 300), held_out=0.2)).as_json
 
     assert bpe("abcdefg " * 50) == bpe("tuvwxyz " * 50)
 

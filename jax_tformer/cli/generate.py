@@ -396,7 +396,7 @@ def open_model(options: GenerateOptions) -> Opened:
     if origin is None:
         return Opened(config, tokenizer, *_habits(experiment.data, path), None)
     defaults, where = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
-    tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids or None)
+    tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids)
     length = config.decoder.max_positions, "the model's context"
     most = _ANY
     if config.encoder is not None:

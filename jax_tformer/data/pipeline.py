@@ -177,7 +177,7 @@ def fingerprint(
     settings["tokenizer"]["name"] = None
     del settings["tokenizer"]["revision"]
     settings |= {"batch_size": training.batch_size, "seed": training.seed}
-    return combined_hash(chain([json.dumps(settings, sort_keys=True), tokenizer.to_json()], content))
+    return combined_hash(chain([json.dumps(settings, sort_keys=True), tokenizer.as_json], content))
 
 
 def check_batch_ids(batch: Batch, vocab_size: int | None) -> None:

@@ -22,7 +22,7 @@ from tokenizers.processors import TemplateProcessing
 
 from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.config.experiment import TokenizerConfig
-from jax_tformer.files import Json, from_dict, hub_folder, kept, read_json, read_text, user_path, write_text
+from jax_tformer.files import Json, from_dict, hub_folder, kept, read_json, read_text, user_path, write_json, write_text
 
 Role = Literal["start", "end", "pad", "mask"]
 
@@ -40,7 +40,8 @@ _ALPHABET = ByteLevel.alphabet()
 _OTHERS = map(chr, count(256))
 BYTES = [chr(byte) if chr(byte) in _ALPHABET else next(_OTHERS) for byte in range(256)]
 """The printable character that stands for each byte in GPT-2's byte-level BPE: its own, or one of those after."""
-_PROBES = ("a", "1", ".", "的")
+_PROBE = "a1.的"
+"""Of these characters every tokenizer has one."""
 _CLS = ("cls_token", "[CLS]")
 _SEP = ("sep_token", "[SEP]")
 _BEGIN = ("cls_token", "<s>")
@@ -147,10 +148,10 @@ class Tokenizer:
         self._table = _table(outline, self._special)
         self.cleans_spaces = cleans_spaces(outline["decoder"])
 
-    def framed(self, start_id: int | None = None, end_ids: tuple[int, ...] | None = None) -> "Tokenizer":
-        """Returns this tokenizer with the `framing` of its post-processor; end_ids None: its end token."""
-        ends = end_ids if end_ids is not None else () if self.end_id is None else (self.end_id,)
-        return Tokenizer(self._backend, self._roles, Framing(*added_ids(self._backend), start_id, ends))
+    def framed(self, start_id: int | None = None, end_ids: tuple[int, ...] = ()) -> "Tokenizer":
+        """Returns this tokenizer with the `framing` of its post-processor; without `end_ids`, its end token ends."""
+        framing = Framing(*added_ids(self._backend), start_id, end_ids or _known(self.end_id))
+        return Tokenizer(self._backend, self._roles, framing)
 
     def adding(self, framing: Framing) -> "Tokenizer":
         """Returns a tokenizer for other programs, which adds the tokens of `framing` by itself."""
@@ -167,8 +168,8 @@ class Tokenizer:
     @property
     def ordinary_ids(self) -> np.ndarray:
         """The ids of all tokens that are not special, int32[N], ascending."""
-        ids = set(self._backend.get_vocab(with_added_tokens=True).values()) - set(self._special.values())
-        return np.array(sorted(ids), np.int32)
+        ids = self._backend.get_vocab(with_added_tokens=True).values()
+        return np.setdiff1d([*ids], [*self._special.values()]).astype(np.int32)
 
     def encode(self, text: str) -> np.ndarray:
         """Returns the ids of `text`, int32[N]; adds no special tokens, but recognises those spelled out in it.
@@ -205,32 +206,33 @@ class Tokenizer:
         """
         if self._table is not None:
             return self._encode_texts(texts, first)
-        said = "ids of pieces", tokenizers.__version__, self.to_json(), str(list(first))
+        said = "ids of pieces", tokenizers.__version__, self.as_json, str(list(first))
         key: Iterable[str | memoryview] = chain(said, texts)
         return np.frombuffer(kept(key, lambda: self._encode_texts(texts, first).data), self.id_type)
 
     def _encode_texts(self, texts: Sequence[memoryview], first: Sequence[int]) -> np.ndarray:
         ids = bytearray()
         begin = np.array(first, self.id_type).tobytes()
-        pieces = (piece for text in texts for piece in enumerate(self.pieces(text)))
+        cut = self.can_be_cut
+        pieces = (
+            piece
+            for text in texts
+            for piece in enumerate(Pieces([text]) if cut and len(text) > _PIECE_BYTES else [str(text, "utf-8")])
+        )
         while group := list(islice(pieces, _PIECES_TOGETHER)):
             for (number, _), part in zip(group, self.encode_batch([piece for _, piece in group]), strict=True):
                 ids += begin * (number == 0) + part.astype(self.id_type).tobytes()
         return np.frombuffer(ids, self.id_type)
 
-    def pieces(self, text: bytes | memoryview) -> Iterable[str]:
-        """Returns the parts in which a text (UTF-8) can be encoded, one at least."""
-        return Pieces([text]) if self.can_be_cut and len(text) > _PIECE_BYTES else [str(text, "utf-8")]
-
     @property
     def around(self) -> Framing:
         """What stands around a text: the tokens of a framing, or the start token, if there is one."""
-        return self.framing or Framing(() if self.start_id is None else (self.start_id,))
+        return self.framing or Framing(_known(self.start_id))
 
     @property
     def separator(self) -> tuple[int, ...]:
         """What begins each document among many: the tokens before a text, or an end token."""
-        return self.around.before or (() if self.end_id is None else (self.end_id,))
+        return self.around.before or _known(self.end_id)
 
     @cached_property
     def can_be_cut(self) -> bool:
@@ -245,10 +247,6 @@ class Tokenizer:
         """Returns the text of `ids` without special tokens."""
         return self._backend.decode([int(id) for id in ids], skip_special_tokens=True)
 
-    def to_json(self) -> str:
-        """Returns all that decides the ids, as one line of JSON."""
-        return self._json
-
     @property
     def spelling(self) -> str:
         """All that decides the ids of a text, whatever stands around it, as JSON."""
@@ -256,7 +254,8 @@ class Tokenizer:
         return json.dumps({name: outline[name] for name in ("normalizer", "pre_tokenizer", "model", "added_tokens")})
 
     @cached_property
-    def _json(self) -> str:
+    def as_json(self) -> str:
+        """All that decides the ids, as one line of JSON."""
         # Takes 0.2 s for the vocabulary of GPT-2, and both the cache and the fingerprint need it.
         framing = {} if self.framing is None else {"framing": dataclasses.asdict(self.framing)}
         said = {"tokenizer": json.loads(self._backend.to_str()), "roles": self._roles, **framing}
@@ -270,8 +269,12 @@ class Tokenizer:
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
         Path(folder).mkdir(parents=True, exist_ok=True)
         # tokenizer.json is written last, so that its roles exist if it does.
-        write_text(Path(folder) / "tokenizer_config.json", json.dumps(settings, indent=1) + "\n")
+        write_json(Path(folder) / "tokenizer_config.json", settings)
         write_text(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True) + "\n")
+
+
+def _known(id: int | None) -> tuple[int, ...]:
+    return () if id is None else (id,)
 
 
 def check_vocabulary(tokenizer: Tokenizer, vocab_size: int) -> None:
@@ -340,20 +343,17 @@ class _Table:
 
 def _table(outline: Json, special: Mapping[str, int]) -> _Table | None:
     """Makes the table of a tokenizer whose tokens are bytes or characters; returns None for others."""
-    before = outline["pre_tokenizer"] or {}
+    of_bytes = json.loads(_of_bytes().to_str())
     model = outline["model"]
-    if outline["normalizer"] is not None:
-        return None
-    if model["type"] == "BPE" and before.get("type") == "ByteLevel" and not before.get("add_prefix_space"):
-        options = ("merges", "ignore_merges", "continuing_subword_prefix", "end_of_word_suffix")
-        ids = [model["vocab"].get(character) for character in BYTES]
-        return None if None in ids or any(map(model.get, options)) else _Table("utf-8", np.array(ids, np.int32))
-    if model["type"] != "WordLevel" or before.get("pattern") != {"Regex": ONE_CHARACTER}:
+    if all(outline[part] == of_bytes[part] for part in ("normalizer", "pre_tokenizer", "model")):
+        return _Table("utf-8", np.arange(256, dtype=np.int32))
+    pattern = (outline["pre_tokenizer"] or {}).get("pattern")
+    if outline["normalizer"] or model["type"] != "WordLevel" or pattern != {"Regex": ONE_CHARACTER}:
         return None
     characters = {token: id for token, id in model["vocab"].items() if token not in special}
-    longer = next((token for token in characters if len(token) != 1), None)
-    if longer is not None:
-        raise InputError(f"the token {longer[:40]!r} is not one character; expected a vocabulary of single characters")
+    for token in characters:
+        told = f"the token {token[:40]!r} is not one character; expected a vocabulary of single characters"
+        require(len(token) == 1, told)
     table = np.full(max(map(ord, characters), default=0) + 2, -1, np.int32)
     table[[ord(character) for character in characters]] = list(characters.values())
     return _Table("utf-32-le", table)
@@ -371,15 +371,9 @@ def _require_unicode(text: str) -> None:
 
 def added_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the ids that the tokenizer's post-processor puts before and after every text."""
-    for probe in _PROBES:
-        ids = backend.encode(probe).ids
-        inner = backend.encode(probe, add_special_tokens=False).ids
-        if not inner:
-            continue
-        for start in range(len(ids) - len(inner) + 1):
-            if ids[start : start + len(inner)] == inner:
-                return tuple(ids[:start]), tuple(ids[start + len(inner) :])
-    return (), ()
+    encoded = backend.encode(_PROBE)
+    inner = [place for place, added in enumerate(encoded.special_tokens_mask) if not added]
+    return (tuple(encoded.ids[: inner[0]]), tuple(encoded.ids[inner[-1] + 1 :])) if inner else ((), ())
 
 
 def follow_settings(backend: tokenizers.Tokenizer, settings: Json, tokens: Mapping[str, str]) -> None:
@@ -453,9 +447,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapp
         return _load_huggingface(config.name, config.revision)
     tokens = list(dict.fromkeys(special.values()))
     if config.kind == "bytes":
-        backend = _byte_level(
-            models.BPE({character: byte for byte, character in enumerate(BYTES)}, []), use_regex=False
-        )
+        backend = _of_bytes()
     elif config.kind in ("characters", "words"):
         backend = _word_level(texts, config.kind)
     else:
@@ -463,6 +455,11 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapp
         backend = _trained_bpe(texts, config.vocab_size - len(tokens))
     backend.add_special_tokens([tokenizers.AddedToken(token, normalized=False, special=True) for token in tokens])
     return Tokenizer(backend, special)
+
+
+def _of_bytes() -> tokenizers.Tokenizer:
+    """Makes a tokenizer whose ids are the bytes of a text."""
+    return _byte_level(models.BPE({character: byte for byte, character in enumerate(BYTES)}, []), use_regex=False)
 
 
 def _byte_level(model: models.BPE, use_regex: bool) -> tokenizers.Tokenizer:
@@ -546,8 +543,9 @@ def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
         "tokenizer.json": read_json(Path(folder) / "tokenizer.json", _LARGEST),
         "tokenizer_config.json": _roles(settings) | framing,
     }
-    texts = {name: json.dumps(content, sort_keys=True) for name, content in said.items()}
-    return {name: hashlib.sha256(text.encode()).hexdigest() for name, text in texts.items()}
+    return {
+        name: hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest() for name, content in said.items()
+    }
 
 
 def read_settings(folder: Path) -> Json:
@@ -568,15 +566,11 @@ def read_settings(folder: Path) -> Json:
 
 def special_tokens(settings: Json) -> dict[str, str]:
     """Returns the special tokens that `read_settings` has found, by Hugging Face's names ("bos_token")."""
-    contents = {
-        name: token.get("content") if isinstance(token, dict) else token
-        for name, token in settings.items()
-        if name.endswith("_token")
-    }
-    return {name: content for name, content in contents.items() if isinstance(content, str)}
+    contents = ((name, x.get("content") if isinstance(x, dict) else x) for name, x in settings.items())
+    return {name: content for name, content in contents if name.endswith("_token") and isinstance(content, str)}
 
 
 def _roles(settings: Json) -> dict[Role, str]:
     named = special_tokens(settings)
-    found = {role: next((named[field] for field in fields if field in named), None) for role, fields in FIELDS.items()}
-    return {role: token for role, token in found.items() if token is not None}
+    # The first of the names counts, and a dict keeps the last.
+    return {role: named[field] for role, fields in FIELDS.items() for field in reversed(fields) if field in named}

@@ -197,7 +197,7 @@ class _Writer:
         fits = (number for number, (_, kind) in FORMATS.items() if tokenizer.vocab_size <= np.iinfo(kind).max + 1)
         self._format = next(fits)
         self._version, self._kind = FORMATS[self._format]
-        settings = {**asdict(config), "tokenizer": sha256(tokenizer.to_json().encode()).hexdigest()}
+        settings = {**asdict(config), "tokenizer": sha256(tokenizer.as_json.encode()).hexdigest()}
         new = {"settings": settings, "groups": 0, "seen": "", "tokens": [0, 0]}
         begun = (out / _UNFINISHED).exists()
         require(begun or not any(out.iterdir()), f"{out} is there already; expected a new or empty folder")

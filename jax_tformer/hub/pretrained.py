@@ -342,7 +342,7 @@ def _write_tokenizer(folder: Path, net: AnyTransformer, tokenizer: Tokenizer | N
     files = {} if net.origin is None else net.origin.files
     loaded = None if tokenizer is None else _as_loaded(files)
     changed = {}
-    if tokenizer is not None and (loaded is None or tokenizer.to_json() != loaded.to_json()):
+    if tokenizer is not None and (loaded is None or tokenizer.as_json != loaded.as_json):
         changed = {} if loaded is None else dict(_role_ids(tokenizer).items() - _role_ids(loaded).items())
         files = {name: content for name, content in files.items() if name == GENERATION}
         tokenizer.save(folder)

@@ -149,7 +149,7 @@ def new_tokenizer(experiment: ExperimentConfig) -> Tokenizer:
         folder = user_path(experiment.init)
         translates = isinstance(experiment.data, PairData)
         defaults, _ = defaults_of(read_origin(folder), folder, translates=translates, vocabulary=vocabulary)
-        tokenizer = load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids or None)
+        tokenizer = load_tokenizer(folder).framed(defaults.start_id, defaults.end_ids)
     check_vocabulary(tokenizer, vocabulary or tokenizer.vocab_size)
     return tokenizer
 
@@ -192,7 +192,7 @@ def require_same_run(experiment: ExperimentConfig, tokenizer: Tokenizer, fingerp
             "jax_tformer": __version__,
             "jax": jax.__version__,
             "config": to_dict(experiment),
-            "the tokenizer": combined_hash([tokenizer.to_json()])[:8],
+            "the tokenizer": combined_hash([tokenizer.as_json])[:8],
             "the data": fingerprint[:8],
             "a run to continue in the folder of --run": continues,
         }

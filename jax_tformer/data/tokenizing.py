@@ -7,6 +7,7 @@ import ctypes
 import multiprocessing
 import os
 import signal
+import struct
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
@@ -78,7 +79,7 @@ class _Group(NamedTuple):
     texts: list[tuple[int, bool, str]]
     """The part of each, whether a document begins, and the text."""
     state: Json
-    """How much has been read by now, and a hash of it."""
+    """A hash of all that has been read by now, and how many documents and bytes each part has of it."""
 
 
 def _groups(
@@ -87,33 +88,30 @@ def _groups(
     """Yields the texts of `files` in groups, the last of which may be empty; says how much of the files it has read."""
     texts = list[tuple[int, bool, str]]()
     waiting = 0
-    seen = b""
-    number = 0
+    seen = sha256()
     counts = [[0, 0] for _ in PARTS]
 
     def group() -> _Group:
-        return _Group(texts, {"groups": number, "seen": seen.hex(), "counts": [*map(list, counts)]})
+        return _Group(texts, {"seen": seen.hexdigest(), "counts": [*map(list, counts)]})
 
     for path in files:
         left = path.stat().st_size
         for pieces, hashed, size in read_documents(path, config):
             part = int(is_held_out(hashed, config.held_out))
-            seen = sha256(seen + hashed).digest()
             counts[part][0] += 1
             counts[part][1] += size
             for begin, piece in enumerate(pieces if can_be_cut else ["".join(pieces)]):
                 texts.append((part, not begin, piece))
+                seen.update(hashed)
                 waiting += len(piece)
                 if waiting >= _TOGETHER:
                     # Compressed text is longer than its file.
                     advance(read := min(left, waiting))
                     left -= read
-                    number += 1
                     yield group()
                     texts = []
                     waiting = 0
         advance(left)
-    number += 1
     yield group()
 
 
@@ -151,6 +149,11 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
         writer = _Writer(out, tokenizer, config)
         task = bar.add_task("tokenizing", total=sum(path.stat().st_size for path in files))
         groups = _groups(files, config, tokenizer.can_be_cut, lambda size: bar.advance(task, size))
+        require(
+            # Takes the groups that are written already.
+            not (seen := writer.state["seen"]) or any(group.state["seen"] == seen for group in groups),
+            f"the texts are not those that {out} was begun with; restore them, or choose another folder",
+        )
 
         def write() -> None:
             group, ids = waiting[0]
@@ -161,8 +164,7 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
             with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
                 try:
                     for group in groups:
-                        if writer.needs(group):
-                            waiting.append((group, pool.submit(_encode, out, group.texts)))
+                        waiting.append((group, pool.submit(_encode, out, group.texts)))
                         if len(waiting) > 2 * workers:
                             write()
                 finally:
@@ -174,7 +176,7 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
             ) from error
         finally:
             writer.save()
-        return writer.finish(group)
+        return writer.finish()
 
 
 def _end_with_parent() -> None:
@@ -188,53 +190,43 @@ def _end_with_parent() -> None:
 
 
 class _Writer:
-    """Writes ids to a folder, and how far it is; begins where a killed one has stopped."""
+    """Writes ids to a folder, and in `state` how far it is; begins where a killed one has stopped."""
 
     def __init__(self, out: Path, tokenizer: Tokenizer, config: ShardsConfig) -> None:
         self._out = out
         self._size = config.shard_size
         self._unsaved = set[Path]()
-        fits = (number for number, (_, kind) in FORMATS.items() if tokenizer.vocab_size <= np.iinfo(kind).max + 1)
-        self._format = next(fits)
-        self._version, self._kind = FORMATS[self._format]
+        fits = (known for known in FORMATS.items() if tokenizer.vocab_size <= np.iinfo(known[1][1]).max + 1)
+        self._format, (self._version, self._kind) = next(fits)
         settings = {**asdict(config), "tokenizer": sha256(tokenizer.as_json.encode()).hexdigest()}
-        new = {"settings": settings, "groups": 0, "seen": "", "tokens": [0, 0]}
-        begun = (out / _UNFINISHED).exists()
-        require(begun or not any(out.iterdir()), f"{out} is there already; expected a new or empty folder")
-        self._state: Json = read_json(out / _UNFINISHED) if begun else new
+        self.state: Json = {"settings": settings, "groups": 0, "seen": "", "tokens": [0, 0]}
+        if (out / _UNFINISHED).exists():
+            self.state = read_json(out / _UNFINISHED)
+        else:
+            require(not any(out.iterdir()), f"{out} is there already; expected a new or empty folder")
         require(
-            self._state["settings"] == settings,
+            self.state["settings"] == settings,
             f"{out} was begun with another tokenizer or other settings; give the same, or choose another folder",
         )
         self.save()
         tokenizer.save(out)
 
-    def needs(self, group: _Group) -> bool:
-        """Whether a group is still to be written; raises InputError if those before were others."""
-        if group.state["groups"] == self._state["groups"]:
-            self._require_same(group)
-        return group.state["groups"] > self._state["groups"]
-
-    def _require_same(self, group: _Group) -> None:
-        require(
-            group.state["seen"] == self._state["seen"],
-            f"the texts are not those that {self._out} was begun with; restore them, or choose another folder",
-        )
-
     def write(self, group: _Group, found: Sequence[np.ndarray]) -> None:
         """Writes the ids of each part after those before them."""
-        for part, tokens, ids in zip(PARTS, before := self._state["tokens"], found, strict=True):
+        for part, tokens, ids in zip(PARTS, before := self.state["tokens"], found, strict=True):
             for first in range(tokens - tokens % self._size, tokens + len(ids), self._size):
                 now = ids[max(first - tokens, 0) : first + self._size - tokens].astype(self._kind)
                 used = max(tokens - first, 0)
+                header = struct.pack("<3i", self._format, self._version, used + len(now))
                 with open(path := self._path(part, first), "r+b" if used else "wb") as file:
-                    file.seek(HEADER_BYTES + used * now.itemsize)
+                    file.write(header.ljust(HEADER_BYTES, b"\0"))
+                    file.seek(used * now.itemsize, os.SEEK_CUR)
                     file.write(now.tobytes())
                     file.truncate()
                 self._unsaved.add(path)
         after = [tokens + len(ids) for tokens, ids in zip(before, found, strict=True)]
-        self._state = {**self._state, **group.state, "tokens": after}
-        if group.state["groups"] % _SAVED_EVERY == 0:
+        self.state = {**self.state, **group.state, "tokens": after, "groups": self.state["groups"] + 1}
+        if self.state["groups"] % _SAVED_EVERY == 0:
             self.save()
 
     def save(self) -> None:
@@ -242,26 +234,19 @@ class _Writer:
         for path in self._unsaved:
             sync(path)
         self._unsaved.clear()
-        write_json(self._out / _UNFINISHED, self._state)
+        write_json(self._out / _UNFINISHED, self.state)
 
-    def finish(self, last: _Group) -> str:
-        """Writes headers and manifest; returns a line about the shards."""
-        self._require_same(last)
-        names = ["tokenizer.json", "tokenizer_config.json"]
+    def finish(self) -> str:
+        """Writes the manifest; returns a line about the shards."""
+        files = [self._out / "tokenizer.json", self._out / "tokenizer_config.json"]
         parts = {}
         told = []
-        for part, tokens, (count, size) in zip(PARTS, self._state["tokens"], self._state["counts"], strict=True):
-            for first in range(0, tokens, self._size):
-                header = np.zeros(HEADER_BYTES // 4, "<i4")
-                header[:3] = self._format, self._version, min(self._size, tokens - first)
-                with open(path := self._path(part, first), "r+b") as file:
-                    file.write(header.tobytes())
-                sync(path)
-                names.append(path.name)
+        for part, tokens, (count, size) in zip(PARTS, self.state["tokens"], self.state["counts"], strict=True):
+            files += [self._path(part, first) for first in range(0, tokens, self._size)]
             parts[part] = {"documents": count, "tokens": tokens, "text_bytes": size}
             told.append(f"{count:,} documents, {tokens:,} tokens")
-        files = {name: digest(self._out / name) for name in names}
-        manifest = {"files": files, "settings": self._state["settings"], **parts}
+        digests = {path.name: digest(path) for path in files}
+        manifest = {"files": digests, "settings": self.state["settings"], **parts}
         write_json(self._out / MANIFEST, {**manifest, "checksum": seal(manifest)})
         (self._out / _UNFINISHED).unlink()
         return f"{self._out}: {told[0]} to train on; {told[1]} held out"

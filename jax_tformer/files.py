@@ -226,15 +226,12 @@ def value_in(path: Path, name: str) -> Any:
 
 def read_text(path: Path, most: int = SMALL) -> str:
     """The text of a file; raises InputError unless it is a regular file of at most `most` bytes, in UTF-8."""
-    try:
-        problem = not_regular(path)
-        if problem is None:
-            with open(path, "rb") as file:
-                data = file.read(most + 1)
-            if len(data) > most:
-                problem = f"has more than {most:,} bytes"
-    except OSError as error:
-        raise InputError(f"cannot read {path}: {error.strerror}; restore it, or name another folder") from error
+    problem = not_regular(path)
+    if problem is None:
+        with named_errors(path), open(path, "rb") as file:
+            data = file.read(most + 1)
+        if len(data) > most:
+            problem = f"has more than {most:,} bytes"
     require(not problem, f"{path} {problem}; expected a file of text; restore it, or name another folder")
     try:
         return data.decode("utf-8")
@@ -246,16 +243,21 @@ def read_text(path: Path, most: int = SMALL) -> str:
 
 
 def not_regular(path: Path) -> str | None:
-    """Says what `path` is instead of a regular file: "is ..."; None for a regular file.
+    """Says what `path` is instead of a regular file that can be read, such as "is a pipe"; None if it is one.
 
-    Ask before opening it, since a pipe would block for ever. Raises OSError if nothing is there.
+    Ask before opening it, since a pipe would block for ever.
     """
     try:
-        mode = path.stat().st_mode
-    except ValueError:  # a NUL in the name
+        letter = stat.filemode(path.stat().st_mode)[0]
+    except FileNotFoundError:
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be read ({error.strerror})"
+    except ValueError:
         return "has a NUL in its name"
-    letter = stat.filemode(mode)[0]
-    return None if letter == "-" else f"is {_KINDS.get(letter, 'no regular file')}"
+    if letter != "-":
+        return f"is {_KINDS.get(letter, 'no regular file')}"
+    return None if os.access(path, os.R_OK) else "cannot be read (its permissions forbid it)"
 
 
 def parse_json(text: str) -> Any:

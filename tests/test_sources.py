@@ -117,7 +117,7 @@ FINE = "a\tb\n" * 1233
     ("name", "content", "message"),
     [
         ("a.tsv", None, "a.tsv does not exist"),
-        ("folder.tsv", None, "is not a file"),
+        ("folder.tsv", None, "is a folder"),
         ("a.tsv", "", "a.tsv is empty"),
         ("a.tsv", FINE + "alone\na\tb\n", "a.tsv, line 1,234: 1 column; expected 2"),
         ("a.tsv", FINE + "a\tb\tc\n", "a.tsv, line 1,234: 3 columns; expected 2"),

@@ -47,7 +47,8 @@ def test_json_that_is_read():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"), [("a\0b", "a NUL in its name"), ("nothing", "No such file"), ("large", "more than 100 bytes")]
+    ("name", "message"),
+    [("a\0b", "a NUL in its name"), ("nothing", "does not exist"), ("large", "more than 100 bytes")],
 )
 def test_files_that_are_none(tmp_path, name, message):
     (tmp_path / "large").write_bytes(b" " * 101)
@@ -144,7 +145,7 @@ def test_help_and_what_is_no_run_come_before_jax_is_imported(tmp_path):
         "train.py dates --run HERE/hugging-face": "holds a Hugging Face model",
         "train.py text --data.path HERE/code": f"are named by a pattern: '{tmp_path}/code/**/*.py'",
         "train.py text --data.path HERE/nowhere.txt": "does not exist",
-        "train.py text --data.path HERE/pipe": "is not a file",
+        "train.py text --data.path HERE/pipe": "is a pipe",
         "train.py pairs --data.path HERE/lines.txt": "is neither .tsv nor .jsonl",
     }
     for number, (damage, message) in enumerate(DAMAGES):

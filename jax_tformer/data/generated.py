@@ -1,4 +1,4 @@
-"""Data that a rule makes: dates as people write them, the commands of SCAN, equations, and a Markov chain of letters.
+"""Data that comes with the program: dates as people write them, the commands of SCAN, and a few texts.
 
 Dates are written in many languages, from Unicode's locale data (CLDR) in Babel, and read in ISO 8601:
 
@@ -19,7 +19,7 @@ There are 20,910. Three splits ask whether who has learnt some of them can do th
 more actions than those of training (`is_long`), and all that combine a verb known by itself alone (`combines_jump`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from datetime import date, timedelta
 from functools import cache
@@ -29,6 +29,7 @@ import numpy as np
 from babel import Locale
 from babel.dates import DateTimeFormat, DateTimePattern, parse_pattern, tokenize_pattern
 
+from jax_tformer.config.errors import InputError
 from jax_tformer.data.order import held_out_items
 
 FIRST_DAY = date(1969, 1, 1)
@@ -204,6 +205,16 @@ def equations() -> str:
     return "\n".join(f"{a} + {b} = {(a + b) % PRIME}" for a in range(PRIME) for b in range(PRIME))
 
 
+def python_docs() -> Iterable[str]:
+    """Returns the topics of the language reference that ships inside CPython."""
+    try:
+        from pydoc_data import topics
+    except ImportError as error:
+        raise InputError("this Python comes without pydoc_data; install all of its standard library") from error
+    # Some texts are there under two names.
+    return dict.fromkeys(topics.topics[name] for name in sorted(topics.topics))
+
+
 def markov_chain() -> str:
     """Draws a Markov chain of letters: letter 3 x + k modulo 16 follows letter x with the k-th of the odds.
 
@@ -211,3 +222,11 @@ def markov_chain() -> str:
     """
     drawn = np.searchsorted(np.cumsum(ODDS[:-1]), np.random.default_rng(0).random(_CHAIN), side="right")
     return "".join(LETTERS[x] for x in accumulate(drawn.tolist(), lambda x, k: (3 * x + k) % len(LETTERS)))
+
+
+TEXTS: dict[str, Callable[[], Iterable[str]]] = {
+    "python-docs": python_docs,
+    "modular-addition": lambda: [equations()],
+    "markov-chain": lambda: [markov_chain()],
+}
+"""Source of text -> its documents."""

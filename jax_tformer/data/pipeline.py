@@ -15,13 +15,13 @@ from jax_tformer.data import generated
 from jax_tformer.data.order import Batch, Part, Source, endless, evaluation_batches, training_batches
 from jax_tformer.data.pairs import PairBatcher, PairIds, pair_source
 from jax_tformer.data.sources import (
+    held_out_pairs,
     load_pairs,
     load_text,
     packed,
     shard_files,
     sources_of,
     training_end,
-    training_texts,
 )
 from jax_tformer.data.text import text_source
 from jax_tformer.data.tokenizers import Pieces, Role, Tokenizer, build_tokenizer
@@ -161,7 +161,10 @@ def _texts(data: TextData | PairData) -> Iterable[str]:
         pairs = (generated.make_date_pair(generator, False, data.held_out) for _ in range(_DATE_SAMPLES))
         return list(chain.from_iterable(pairs))
     texts = load_pairs(data)
-    return training_texts(data, texts) if kind == "bpe" else texts
+    if kind != "bpe":
+        return texts
+    held_out = held_out_pairs(data, texts, range(len(texts) // 2))
+    return packed(text for number, text in enumerate(texts) if not held_out[number // 2])
 
 
 def fingerprint(

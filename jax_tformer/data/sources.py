@@ -9,7 +9,6 @@ meanwhile would end the process without a word.
 import glob
 import gzip
 import json
-import os
 import re
 import struct
 import zlib
@@ -33,7 +32,7 @@ from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data import generated
 from jax_tformer.data.order import held_out_items
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
-from jax_tformer.files import Json, kept, read_json, shortened, user_path
+from jax_tformer.files import Json, kept, not_regular, read_json, shortened, user_path
 
 T = TypeVar("T")
 D = TypeVar("D", bound=TextData | PairData)
@@ -95,14 +94,8 @@ def _readable(paths: Iterable[Path]) -> list[Path]:
     """Returns the paths; raises InputError unless all are readable files; does not open them, as a pipe would block."""
     found = list(paths)
     for path in found:
-        try:
-            require(path.exists(), f"{path} does not exist; expected a file; check the path")
-            require(path.is_file(), f"{path} is not a file; expected a file of text")
-            require(
-                os.access(path, os.R_OK), f"{path} cannot be read; expected a readable file; change its permissions"
-            )
-        except OSError as error:
-            raise InputError(f"{path} cannot be read ({error.strerror}); expected a readable file") from error
+        problem = not_regular(path)
+        require(not problem, f"{path} {problem}; expected a file that can be read; check the path")
     return found
 
 
@@ -116,30 +109,26 @@ class Blocks(Iterable[bytes]):
     path: Path
 
     def __iter__(self) -> Iterator[bytes]:
-        try:
-            yield from self._read()
-        except (EOFError, OSError, zlib.error) as error:
-            raise InputError(
-                f"{self.path} is damaged or cannot be read ({reason_of(error)}); restore it; then go on"
-            ) from error
-
-    def _read(self) -> Iterator[bytes]:
         path = self.path
         at = 0
         empty = True
-        with _opened(path) as file:
-            # No character and no line end is divided.
-            while block := file.read(_BLOCK) + file.readline():
-                nul = block.find(b"\0")
-                require(nul < 0, f"{path} is binary: a NUL byte at byte {at + nul:,}; expected UTF-8 text")
-                try:
+        try:
+            with _opened(path) as file:
+                # No character and no line end is divided.
+                while block := file.read(_BLOCK) + file.readline():
+                    nul = block.find(b"\0")
+                    require(nul < 0, f"{path} is binary: a NUL byte at byte {at + nul:,}; expected UTF-8 text")
                     block.decode()
-                except UnicodeDecodeError as error:
-                    byte = f"byte 0x{block[error.start]:02x} at byte {at + error.start:,}"
-                    raise InputError(f"{path} is not UTF-8: {byte}; convert it to UTF-8") from error
-                empty = empty and not block.strip()
-                yield (block if at else block.removeprefix(BOM_UTF8)).replace(b"\r\n", b"\n")
-                at += len(block)
+                    empty = empty and not block.strip()
+                    yield (block if at else block.removeprefix(BOM_UTF8)).replace(b"\r\n", b"\n")
+                    at += len(block)
+        except UnicodeDecodeError as error:
+            byte = f"byte 0x{block[error.start]:02x} at byte {at + error.start:,}"
+            raise InputError(f"{path} is not UTF-8: {byte}; convert it to UTF-8") from error
+        except (EOFError, OSError, zlib.error) as error:
+            raise InputError(
+                f"{path} is damaged or cannot be read ({reason_of(error)}); restore it; then go on"
+            ) from error
         require(not empty, f"{path} is empty; expected text")
 
 
@@ -178,15 +167,13 @@ def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, s
             record = json.loads(line)
             for field in fields:
                 record[field].encode()
-        except UnicodeEncodeError as error:  # JSON escapes can spell half of a surrogate pair
-            told = f'a lone surrogate under "{field}"; expected valid Unicode'
-            raise InputError(f"{path}, line {number:,}: {told}") from error
-        except (ValueError, RecursionError) as error:
-            told = f"not JSON ({error}); expected one JSON object a line"
-            raise InputError(f"{path}, line {number:,}: {told}") from error
-        except (TypeError, LookupError, AttributeError) as error:
+        except (ValueError, RecursionError, TypeError, LookupError, AttributeError) as error:
             wanted = " and ".join(f'"{name}"' for name in fields)
-            told = f'no text under "{field}"; expected an object with a string under {wanted}'
+            told = f"not JSON ({error}); expected one JSON object a line"
+            if isinstance(error, UnicodeEncodeError):  # JSON escapes can spell half of a surrogate pair
+                told = f'a lone surrogate under "{field}"; expected valid Unicode'
+            elif not isinstance(error, ValueError | RecursionError):
+                told = f'no text under "{field}"; expected an object with a string under {wanted}'
             raise InputError(f"{path}, line {number:,}: {told}") from error
         yield record
 
@@ -230,13 +217,13 @@ def _read_parquet(path: Path, column: str) -> Iterator[str | None]:
 
 
 def _named(path: str) -> list[Path]:
-    """Returns what a pattern or path names, which need not be there."""
+    """Returns the files that a pattern names, or else the path itself; raises InputError if a pattern names none."""
     place = user_path(path)
-    return sorted(map(Path, glob.glob(str(place), recursive=True))) if _is_pattern(path) else [place]
-
-
-def _is_pattern(path: str) -> bool:
-    return glob.has_magic(path) and not user_path(path).exists()
+    if place.exists() or not glob.has_magic(path):
+        return [place]
+    found = sorted(file for file in map(Path, glob.glob(str(place), recursive=True)) if file.is_file())
+    require(found, f"{path} matches no file; expected at least one; check the pattern")
+    return found
 
 
 def shard_files(data: TextData) -> list[Path]:
@@ -244,7 +231,7 @@ def shard_files(data: TextData) -> list[Path]:
     if data.source != "files" or data.path is None:
         return []
     place = user_path(data.path)
-    found = sorted(place.iterdir()) if place.is_dir() else _named(data.path)
+    found = sorted(place.glob("*.bin")) if place.is_dir() else _named(data.path)
     return _readable(file for file in found if file.suffix == ".bin")
 
 
@@ -270,14 +257,12 @@ def text_files(data: TextData) -> list[Path]:
             f"other kinds of text are named by a pattern: '{path}/**/*{most}'",
         )
         return _readable(found)
-    found = [file for file in _named(path) if file.is_file() or not _is_pattern(path)]
-    require(found, f"{path} matches no file; expected at least one; check the pattern")
     require(
-        _is_pattern(path) or not place.is_file() or place.suffix.lower() not in TABLES,
+        not place.is_file() or place.suffix.lower() not in TABLES,
         f"{path} would be read with all its quotes and commas; expected text, or .jsonl with a text field in every "
         "line; convert it, or name a copy .txt to train on it as it is",
     )
-    return _readable(found)
+    return _readable(_named(path))
 
 
 class Text(NamedTuple):
@@ -314,21 +299,9 @@ def load_text(data: TextData) -> Text:
 
 def _documents(data: TextData) -> Iterator[Document]:
     """Yields the documents, always in the same order."""
-    made = {"modular-addition": generated.equations, "markov-chain": generated.markov_chain}.get(data.source)
-    if made is not None:
-        return iter([(data.source, [made().encode()])])
-    return _python_docs() if data.source == "python-docs" else chain.from_iterable(map(documents, text_files(data)))
-
-
-def _python_docs() -> Iterator[Document]:
-    """Yields the topics of the language reference that ships inside CPython."""
-    try:
-        from pydoc_data import topics
-    except ImportError as error:
-        raise InputError("this Python comes without pydoc_data; install all of its standard library") from error
-    # Some texts are there under two names.
-    texts = dict.fromkeys(topics.topics[name] for name in sorted(topics.topics))
-    return (("python-docs", [text.encode()]) for text in texts)
+    if data.source == "files":
+        return chain.from_iterable(map(documents, text_files(data)))
+    return ((data.source, [text.encode()]) for text in generated.TEXTS[data.source]())
 
 
 def training_end(text: memoryview, held_out: float) -> int:
@@ -431,12 +404,6 @@ def held_out_pairs(data: PairData, texts: Rows[str], pairs: Iterable[int]) -> np
     if rule is None:
         return held_out_items((texts[2 * pair] for pair in pairs), data.held_out)
     return np.array([rule(texts[2 * pair], texts[2 * pair + 1]) for pair in pairs])
-
-
-def training_texts(data: PairData, texts: Rows[str]) -> Rows[str]:
-    """Returns the pairs that are not held out."""
-    held_out = held_out_pairs(data, texts, range(len(texts) // 2))
-    return packed(text for number, text in enumerate(texts) if not held_out[number // 2])
 
 
 class TokenFile(NamedTuple):

@@ -8,14 +8,14 @@ import dataclasses
 import fcntl
 import hashlib
 import json
-import math
 import os
 import shutil
 import stat
+import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from functools import partial
+from itertools import chain
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -51,14 +51,13 @@ def hub_folder(what: str, name: str, revision: str | None, option: str, files: S
     ("--data.tokenizer.revision") are for messages. Raises InputError if the hub does not give it, and without a
     revision: the message names the newest.
     """
-    from huggingface_hub import dataset_info, model_info, snapshot_download
+    from huggingface_hub import repo_info, snapshot_download
 
-    data_set = what == "data set"
+    kind = "dataset" if what == "data set" else "model"
     try:
         if revision is None:
-            newest = (dataset_info if data_set else model_info)(name).sha
+            newest = repo_info(name, repo_type=kind).sha
         else:
-            kind = "dataset" if data_set else "model"
             folder = snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=list(files))
     except Exception as error:  # network, proxy, hub and name errors share no base class
         inside = {"tokenizer": "tokenizer.json", "data set": "Parquet or JSON lines"}.get(what, "config.json")
@@ -263,31 +262,19 @@ def not_regular(path: Path) -> str | None:
 def parse_json(text: str) -> Any:
     """Parses JSON; raises ValueError for anything else, for too deep nesting, and for NaN or too large numbers."""
     try:
-        values = json.loads(
-            text, parse_constant=_no_number, parse_float=partial(_finite, float), parse_int=partial(_finite, int)
-        )
-        _check_depth(values, _DEEPEST)
+        values = json.loads(text)
     except RecursionError:
         raise ValueError(_TOO_DEEP) from None
-    return values
-
-
-def _check_depth(values: Any, levels: int) -> None:
-    if levels < 0:
+    level = [values]
+    for _ in range(_DEEPEST + 1):
+        # Not so of NaN.
+        if not all(abs(x) <= sys.float_info.max for x in level if isinstance(x, int | float)):
+            raise ValueError("a number is NaN or too large")
+        within = (x.values() if isinstance(x, dict) else x if isinstance(x, list) else () for x in level)
+        level = [*chain.from_iterable(within)]
+    if level:
         raise ValueError(_TOO_DEEP)
-    for part in values.values() if isinstance(values, dict) else values if isinstance(values, list) else ():
-        if isinstance(part, dict | list):
-            _check_depth(part, levels - 1)
-
-
-def _no_number(name: str) -> float:
-    raise ValueError(f"{name} is no number")
-
-
-def _finite(kind: type[float], digits: str) -> float:
-    if not math.isfinite(float(digits)):
-        raise ValueError(f"{digits[:40]} is too large a number")
-    return kind(digits)
+    return values
 
 
 def changed_fields(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:

@@ -55,7 +55,8 @@ def test_a_name_is_that_of_one_commit(kind, folder, monkeypatch):
         return str(snapshot)
 
     monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
-    monkeypatch.setattr(huggingface_hub, f"{repo_type}_info", lambda name: SimpleNamespace(sha=COMMIT))
+    commits = {(NAME, repo_type): SimpleNamespace(sha=COMMIT)}
+    monkeypatch.setattr(huggingface_hub, "repo_info", lambda name, repo_type: commits[name, repo_type])
     with refused(rf"the {kind} '{NAME}' .* expected the commit to use; the newest is {option} {COMMIT}$"):
         opens(None)
     opens(COMMIT)
@@ -67,7 +68,7 @@ def test_a_hub_that_does_not_answer_is_said_in_one_line(kind, revision, folder, 
     def silent(*_, **__):
         raise ConnectionError("first line\nsecond line")
 
-    for function in ("snapshot_download", "model_info", "dataset_info"):
+    for function in ("snapshot_download", "repo_info"):
         monkeypatch.setattr(huggingface_hub, function, silent)
     with refused(rf"the {kind} '{NAME}' is no folder here and the .* hub did not give it \(ConnectionError\)"):
         KINDS[kind][1](revision)

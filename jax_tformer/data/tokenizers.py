@@ -75,8 +75,6 @@ _LARGEST = 2**28
 """The most bytes of tokenizer.json; a quarter of a million tokens take 35 MB."""
 _PIECE_BYTES = 8192
 _PIECES_TOGETHER = 128
-_SPACE = re.compile(rb"(?<=\S) ")
-_SPACE_OR_LINE_END = re.compile(rb"(?<=\S)[ \n]")
 
 
 @dataclass(frozen=True)
@@ -297,26 +295,21 @@ class Pieces(Iterable[str]):
         self._blocks = blocks
 
     def __iter__(self) -> Iterator[str]:
+        least, most = _PIECE_BYTES, 2 * _PIECE_BYTES
+        piece = re.compile(rb"(?s).{%d,%d}?(?<=\S)(?= )|.{%d,}?(?<=\S)(?=[ \n])|.+" % (least, most - 1, least))
         rest: bytes | memoryview = b""
         for block in self._blocks:
             rest = b"".join((rest, block)) if len(rest) else block
-            start = 0
-            while end := self._cut(rest, start):
-                yield str(rest[start:end], "utf-8")
-                start = end
-            rest = rest[start:]
-        while len(rest):
-            end = self._cut(rest, 0, at_end=True) or len(rest)
-            yield str(rest[:end], "utf-8")
+            end = 0
+            for found in piece.finditer(rest):
+                if len(rest) < end + most or len(rest) == found.end():
+                    # Where it ends may depend on the next block.
+                    break
+                yield str(found[0], "utf-8")
+                end = found.end()
             rest = rest[end:]
-
-    def _cut(self, text: bytes | memoryview, start: int, at_end: bool = False) -> int:
-        """Returns where a piece that begins at `start` ends; 0 if that depends on what follows `text`."""
-        near = start + _PIECE_BYTES
-        if len(text) < near + _PIECE_BYTES and not at_end:
-            return 0
-        found = _SPACE.search(text, near, near + _PIECE_BYTES) or _SPACE_OR_LINE_END.search(text, near)
-        return found.start() if found else 0
+        for found in piece.finditer(rest):
+            yield str(found[0], "utf-8")
 
 
 @dataclass(frozen=True)

@@ -37,18 +37,12 @@ class PairBatcher:
     def __init__(self, data: PairData, tokenizer: Tokenizer) -> None:
         self.tokenizer = tokenizer
         self.lengths = (data.source_length, data.target_length)
-        self._framing = pair_framing(tokenizer)
+        self.framing = pair_framing(tokenizer)
         self._pad_id = tokenizer.require("pad", "for pairs")
-
-    @property
-    def most(self) -> tuple[int, int]:
-        """The most tokens of a source and of a target, without those around them."""
-        source, target = self.lengths
-        return source - self._framing.size, target - self._framing.size
 
     def encode(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of every text, with those around it."""
-        before, after = (np.array(ids, np.int32) for ids in (self._framing.before, self._framing.after))
+        before, after = (np.array(ids, np.int32) for ids in (self.framing.before, self.framing.after))
         return [np.concatenate([before, ids, after]) for ids in self.tokenizer.encode_batch(texts)]
 
     def batch(self, pairs: Sequence[PairIds], lengths: Iterable[int]) -> Batch:
@@ -62,7 +56,7 @@ class PairBatcher:
         return {
             "source": source,
             "source_mask": source_mask,
-            "target": np.where(target_mask, shift_right(labels, self._framing.start_id or 0), np.int32(self._pad_id)),
+            "target": np.where(target_mask, shift_right(labels, self.framing.start_id or 0), np.int32(self._pad_id)),
             "target_mask": target_mask,
             "labels": np.where(target_mask, labels, np.int32(IGNORED)),
         }
@@ -78,8 +72,9 @@ def _pad(rows: Sequence[np.ndarray], pad_id: int, length: int) -> tuple[np.ndarr
 
 def shift_right(ids: np.ndarray, start_id: int) -> np.ndarray:
     """Returns the decoder's input for labels `ids`, int32[..., T]: the start token, then all but the last label."""
-    start = np.full((*ids.shape[:-1], 1), start_id, ids.dtype)
-    return np.concatenate([start, ids[..., :-1]], axis=-1)
+    shifted = np.roll(ids, 1, axis=-1)
+    shifted[..., 0] = start_id
+    return shifted
 
 
 def pair_source(data: PairData, training: TrainingConfig, tokenizer: Tokenizer) -> Source:
@@ -165,17 +160,13 @@ def _encoded(texts: Iterable[str], batcher: PairBatcher) -> Rows[np.ndarray]:
 def _left_out(lengths: np.ndarray, batcher: PairBatcher) -> str:
     """Says how many pairs with these `lengths`, int[N, 2], are too long, as a warning if many; "" if none are."""
     longer = lengths > batcher.lengths
-    count = int(longer.any(axis=1).sum())
-    total = len(lengths)
-    if not count:
+    share = longer.any(axis=1).mean()
+    if not share:
         return ""
-    sides = [
-        f"{number:,} {side} have more than {limit} tokens"
-        for number, side, limit in zip(longer.sum(axis=0).tolist(), ("sources", "targets"), batcher.most, strict=True)
-        if number
-    ]
-    told = f"{count:,} of {total:,} pairs ({count / total:.1%}) are left out: {' and '.join(sides)}"
-    if count <= _FEW * total:
+    counts = zip(longer.sum(axis=0), ("sources", "targets"), batcher.lengths, strict=True)
+    sides = [f"{n:,} {side} have more than {x - batcher.framing.size} tokens" for n, side, x in counts if n]
+    told = f"{longer.any(axis=1).sum():,} of {len(longer):,} pairs ({share:.1%}) are left out: {' and '.join(sides)}"
+    if share <= _FEW:
         return told
     enough = np.quantile(lengths, 1 - _REST / 2, axis=0, method="higher")
     source, target = np.maximum(enough, batcher.lengths).tolist()

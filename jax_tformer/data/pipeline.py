@@ -185,9 +185,8 @@ def fingerprint(
 
 def check_batch_ids(batch: Batch, vocab_size: int | None) -> None:
     """Calls `require_ids` for every array of a batch that the model embeds."""
-    for name in ("tokens", "source", "target"):
-        if name in batch:
-            require_ids(batch[name], vocab_size or 0)
+    for name in {"tokens", "source", "target"} & batch.keys():
+        require_ids(batch[name], vocab_size or 0)
 
 
 def _dates_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatcher, rows: np.ndarray) -> Pipeline:

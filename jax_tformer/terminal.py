@@ -193,14 +193,12 @@ def _ways_to_write() -> "ConstructorRegistry":
 
 
 def _whole_number(text: str) -> int:
-    try:
+    with contextlib.suppress(InvalidOperation):
         number = Decimal(text)
-    except InvalidOperation:
-        raise ValueError(f"{text!r} is not a whole number") from None
-    # The bound avoids writing out 1e999999999.
-    if not number.is_finite() or number.adjusted() > 30 or number != number.to_integral_value():
-        raise ValueError(f"{text!r} is not a whole number")
-    return int(number)
+        # The bound avoids writing out 1e999999999.
+        if number.is_finite() and number.adjusted() <= 30 and number == number.to_integral_value():
+            return int(number)
+    raise ValueError(f"{text!r} is not a whole number")
 
 
 def _parse_error(message: str, short_names: Sequence[str]) -> str:

@@ -428,7 +428,9 @@ class StoredIds:
 
     def __getitem__(self, part: slice) -> np.ndarray:
         """Reads some ids; raises InputError if a file has become shorter or is gone."""
-        begin, end = (self.start + place for place in part.indices(len(self))[:2])
+        begin, end, _ = part.indices(len(self))
+        begin += self.start
+        end += self.start
         found = [np.empty(0, np.uint8)]
         for path, kind, offset, size in self.files:
             first = max(begin, 0)
@@ -442,6 +444,8 @@ class StoredIds:
                 require(len(found[-1]) == count, f"{path} has become shorter since the start; {mend}")
             begin -= size
             end -= size
+            if end <= 0:
+                break
         return np.concatenate(found)
 
 

@@ -96,5 +96,5 @@ def test_what_cannot_be_packed_is_refused(tmp_path):
     with refused("has neither a start nor an end token"):
         rows_of(tmp_path, "crop", write_texts, tokenizer=TokenizerConfig("characters"))
     (tmp_path / "a.jsonl").unlink()
-    with refused("the training part of the text has 32 tokens; expected at least 33, for one row"):
+    with refused("the training part of the text has 31 tokens in documents; expected at least 32, for one row"):
         rows_of(tmp_path, "crop", ids=[END] + [97] * 31)

@@ -119,6 +119,15 @@ def test_the_ids_of_bytes_and_characters():
     assert build_tokenizer(CHARACTERS, ["banana\n"], {}).encode("ab\nn").tolist() == [1, 2, 0, 3]
 
 
+@pytest.mark.parametrize(("kind", "text"), [("characters", "fog\n"), ("words", "fog of war")])
+def test_what_is_put_around_a_text_is_known_whatever_the_vocabulary(kind, text):
+    """Other words and characters than these are refused."""
+    tokenizer = build_tokenizer(TokenizerConfig(kind), [text], END_OF_TEXT)
+    assert tokenizer.framed().framing.before == ()
+    framed = tokenizer.adding(ours.Framing((tokenizer.end_id,), (tokenizer.end_id,))).framed().framing
+    assert (framed.before, framed.after) == ((tokenizer.end_id,), (tokenizer.end_id,))
+
+
 def test_bpe_training_is_deterministic():
     pieces = Pieces([CORPUS.encode()])
     assert len(list(pieces)) > 2

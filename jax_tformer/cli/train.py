@@ -363,7 +363,11 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         told = "to report on; expected --run with a folder that holds one"
     require(before is not None or (named and not options.report), f"there is no run in {folder.path} {told}")
     if options.report:
-        others = [name for name in changed_fields(before, experiment) if not name.startswith(("sample.", *_PLACES))]
+        others = [
+            name
+            for name in changed_fields(before, experiment)
+            if not name.startswith("sample.") and name not in _PLACES
+        ]
         require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
     if before is None and experiment.init is not None:
         from jax_tformer.runs.begin import require_same_architecture

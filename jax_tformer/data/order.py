@@ -189,8 +189,7 @@ def held_out_items(items: Iterable[str], fraction: float) -> np.ndarray:
     """
     # Python's own hash differs between processes. Of ten million items, two have the same 8 bytes with a probability of
     # one in 400,000, and are then on the same side.
-    hashes = np.frombuffer(b"".join(hashlib.sha256(item.encode()).digest()[:8] for item in items), ">u8").astype(
-        np.uint64
-    )
+    digests = (hashlib.sha256(item.encode()).digest() for item in items)
+    hashes = np.fromiter((int.from_bytes(digest[:8], "big") for digest in digests), np.uint64)
     ranked = np.unique(hashes)
     return np.isin(hashes, ranked[: max(1, round(fraction * len(ranked)))])

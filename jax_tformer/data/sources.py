@@ -118,8 +118,7 @@ class Blocks(Iterable[bytes]):
                 while block := file.read(_BLOCK) + file.readline():
                     nul = block.find(b"\0")
                     require(nul < 0, f"{path} is binary: a NUL byte at byte {at + nul:,}; expected UTF-8 text")
-                    block.decode()
-                    empty = empty and not block.strip()
+                    empty = not block.decode().strip() and empty
                     yield (block if at else block.removeprefix(BOM_UTF8)).replace(b"\r\n", b"\n")
                     at += len(block)
         except UnicodeDecodeError as error:
@@ -180,6 +179,11 @@ def read_json_lines(path: Path, fields: tuple[str, ...]) -> Iterator[dict[str, s
 
 Document = tuple[str, Iterable[bytes]]
 """Where a document stands, for messages, and its text (UTF-8); that of a file is read anew each time."""
+
+
+def is_empty(blocks: Iterable[bytes]) -> bool:
+    """Whether a document has nothing but white space."""
+    return not any(str(block, "utf-8").strip() for block in blocks)
 
 
 def documents(path: Path, field: str = "text") -> Iterator[Document]:
@@ -280,19 +284,20 @@ def load_text(data: TextData) -> Text:
 
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
+    written = (b"".join(blocks) for _, blocks in _documents(data) if not is_empty(blocks))
+    first = next(written, None)
+    second = next(written, None)
+    if first is None:
+        raise InputError(f"{data.path} holds no text; expected at least one document that is not empty")
+    if second is None:
+        # A document alone is left as it is.
+        return Text(memoryview(first), [len(first)])
     # Joined in one array, so that the text is in memory only once.
     text = bytearray()
     ends = list[int]()
-    for _, blocks in _documents(data):
-        content = b"".join(blocks)
-        if content.strip():
-            text += BLANK_LINE * bool(ends) + content.strip(b"\n")
-            ends.append(len(text))
-            only = content
-    require(ends, f"{data.path} holds no text; expected at least one document that is not empty")
-    if len(ends) == 1:
-        # A document alone is left as it is.
-        return Text(memoryview(only), [len(only)])
+    for content in chain([first, second], written):
+        text += BLANK_LINE * bool(ends) + content.strip(b"\n")
+        ends.append(len(text))
     text += b"\n"
     return Text(memoryview(text), ends)
 
@@ -377,9 +382,9 @@ def load_pairs(data: PairData) -> Rows[str]:
 
 def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
     path, *others = pair_files(data)
-    rows: Iterable[Sequence[str]]
+    rows: Iterable[Sequence[str | None]]
     if others:
-        rows = zip_longest(read_lines(path), read_lines(others[0]), fillvalue="")
+        rows = zip_longest(read_lines(path), read_lines(others[0]))
     elif kind_of(path) == ".tsv":
         rows = (line.split("\t") for line in read_lines(path))
     else:
@@ -388,11 +393,14 @@ def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
         if len(row) != 2:
             found = "1 column" if len(row) == 1 else f"{len(row)} columns"
             raise InputError(f"{path}, line {number:,}: {found}; expected 2, source and target, separated by one tab")
-        for side, text in zip(("source", "target"), row, strict=True):
-            if not text.strip():
-                told = f"the {side} is empty or missing; expected text for each {side}; remove the pair"
-                raise InputError(f"{path}, line {number:,}: {told}")
-        yield row[0].strip(), row[1].strip()
+        source, target = row
+        if source is None or target is None:
+            short, longer = (path, others[0]) if source is None else (others[0], path)
+            told = f"{short} has {number - 1:,} lines and {longer} has more"
+            raise InputError(f"{told}; expected as many targets as sources, line by line")
+        for side, text in (("source", source), ("target", target)):
+            require(text.strip(), f"{path}, line {number:,}: the {side} is empty; expected text; remove the pair")
+        yield source.strip(), target.strip()
 
 
 def held_out_pairs(data: PairData, texts: Rows[str], pairs: Iterable[int]) -> np.ndarray:

@@ -63,13 +63,15 @@ def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) 
     for name, ids, stride in (("training", corpus.train, data.stride), ("held-out", corpus.held_out, length)):
         items = windows(ids, length, stride, labels=not masking)
         labels = len(ids) - len(first)
+        had = f"{len(ids):,} tokens; expected at least {length + (not masking):,}"
         if data.packing is not None:
             items, labels, told = packed_rows(ids, length, data.packing, tokenizer)
             notes = [*notes, f"{name} part, packed by {data.packing}: {told}"]
+            had = f"{labels:,} tokens in documents; expected at least {length:,}"
         require(
-            items.count > 0,
-            f"the {name} part of the text has {len(ids):,} tokens; expected at least {length + (not masking):,}, for "
-            "one row; give more text, a smaller --data.context-length or another --data.held-out",
+            items.count > 0 and labels >= length,
+            f"the {name} part of the text has {had}, for one row; give more text, a smaller --data.context-length or "
+            "another --data.held-out",
         )
         parts.append(items)
     known = None if masking else corpus.held_out_bytes

@@ -7,6 +7,7 @@ import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, count, islice
@@ -40,8 +41,8 @@ _ALPHABET = ByteLevel.alphabet()
 _OTHERS = map(chr, count(256))
 BYTES = [chr(byte) if chr(byte) in _ALPHABET else next(_OTHERS) for byte in range(256)]
 """The printable character that stands for each byte in GPT-2's byte-level BPE: its own, or one of those after."""
-_PROBE = "a1.的"
-"""Of these characters every tokenizer has one."""
+_PROBES = ("a", "1", ".", "的")
+"""Of these characters nearly every tokenizer has one."""
 _CLS = ("cls_token", "[CLS]")
 _SEP = ("sep_token", "[SEP]")
 _BEGIN = ("cls_token", "<s>")
@@ -364,9 +365,14 @@ def _require_unicode(text: str) -> None:
 
 def added_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Returns the ids that the tokenizer's post-processor puts before and after every text."""
-    encoded = backend.encode(_PROBE)
-    inner = [place for place, added in enumerate(encoded.special_tokens_mask) if not added]
-    return (tuple(encoded.ids[: inner[0]]), tuple(encoded.ids[inner[-1] + 1 :])) if inner else ((), ())
+    for probe in (*_PROBES, *backend.get_vocab(with_added_tokens=False)):
+        # Without a token for what is unknown, a vocabulary of words or characters raises for it.
+        with suppress(Exception):
+            encoded = backend.encode(probe)
+            inner = [place for place, added in enumerate(encoded.special_tokens_mask) if not added]
+            if inner:
+                return tuple(encoded.ids[: inner[0]]), tuple(encoded.ids[inner[-1] + 1 :])
+    return (), ()
 
 
 def follow_settings(backend: tokenizers.Tokenizer, settings: Json, tokens: Mapping[str, str]) -> None:

@@ -22,7 +22,7 @@ import numpy as np
 
 from jax_tformer.config.errors import InputError, Positive, Rate, check_fields, require
 from jax_tformer.config.experiment import TokenizerConfig
-from jax_tformer.data.sources import FORMATS, HEADER_BYTES, MANIFEST, digest, documents, seal
+from jax_tformer.data.sources import FORMATS, HEADER_BYTES, MANIFEST, digest, documents, is_empty, seal
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
 from jax_tformer.files import Json, locked, read_json, sync, write_json
 
@@ -68,7 +68,7 @@ def read_documents(path: Path, config: ShardsConfig) -> Iterator[tuple[Iterable[
         for block in blocks:
             hashed.update(block)
             size += len(block)
-            empty = empty and not block.strip()
+            empty = empty and is_empty([block])
         require(not empty, f"{place}: the text is empty; expected text; remove it")
         yield Pieces(blocks), hashed.digest(), size
 

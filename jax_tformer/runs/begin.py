@@ -17,13 +17,14 @@ import shutil
 import time
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from pathlib import Path
 from typing import Any
 
 import grain
 import jax
 
 from jax_tformer.config import StackConfig
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.config.experiment import ExperimentConfig, PairData, TokenizerConfig, trains_on
 from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import build_tokenizer_for
@@ -212,7 +213,7 @@ class Resumption:
     """Of the data."""
     experiment: ExperimentConfig
     started: float
-    """When this session began, or a whole run would have that was as far."""
+    """When this session began, or would have begun, had the run been one session so far."""
     best: float = math.inf
     """The lowest held-out loss that was saved."""
     notes: list[str] = field(default_factory=list)
@@ -302,9 +303,19 @@ def save_frozen(run: RunFolder, state: TrainState) -> None:
     _, frozen = arrays_to_save(state)
     if frozen:
         # A run that was stopped before its first checkpoint may have left that of another model.
-        ask_first(lambda: shutil.rmtree(run.frozen, ignore_errors=True))
+        ask_first(lambda: _remove(run.frozen))
         with Checkpoints(run.frozen, 1) as checkpoints:
             checkpoints.save(0, {"params": frozen}, {})
+
+
+def _remove(folder: Path) -> None:
+    try:
+        if folder.exists():
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise InputError(
+            f"{folder} is of an earlier start, and cannot be removed ({reason_of(error)}); remove it"
+        ) from error
 
 
 def arrays_to_save(state: TrainState) -> tuple[dict[str, Any], Params]:

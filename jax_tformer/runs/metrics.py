@@ -338,7 +338,7 @@ class Reporter:
     log: MetricsLog
     line: ProgressLine
     started: float
-    """When the program was, by perf_counter."""
+    """When the program was started, by perf_counter."""
     diagnosis: Callable[[TrainState, Batch], str]
     """Finds what is not finite in a failed step."""
     epochs: Callable[[int], Row]

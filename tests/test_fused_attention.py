@@ -53,17 +53,23 @@ def output_and_gradients(implementation, inputs, mask):
     return compute(*arrays)
 
 
+def attended(implementation, inputs, mask, dtype="float32"):
+    """The same in `dtype`, as float32; what sees nothing must get zeros."""
+    found = output_and_gradients(implementation, [x.astype(dtype) for x in inputs], mask)
+    allowed = mask.boolean(LENGTH, inputs[1].shape[1])
+    if allowed is not None:
+        blind = ~np.broadcast_to(allowed.any(axis=3)[:, 0], (BATCH, LENGTH))
+        assert not np.asarray(found[0], np.float32)[blind].any(), "what sees nothing gets zeros"
+    return [np.asarray(x, np.float32) for x in found]
+
+
 def largest_difference(implementation, key_heads, keys, *, masked, causal, segments=None):
     """Of outputs and gradients from those of "einsum", which for normal inputs are of order 1."""
     shared = (BATCH, keys, key_heads, WIDTH)
     mask = Mask(causal=causal, is_token=padding(keys) if masked else None, segments=segments)
-    inputs, allowed = draw(WHOLE, shared, shared, WHOLE), mask.boolean(LENGTH, keys)
-    plain, fused = (output_and_gradients(by, inputs, mask) for by in ("einsum", implementation))
-    if allowed is not None:
-        blind = ~np.broadcast_to(allowed.any(axis=3)[:, 0], (BATCH, LENGTH))
-        assert not np.asarray(fused[0])[blind].any(), "what sees nothing gets zeros"
+    plain, fused = (attended(by, draw(WHOLE, shared, shared, WHOLE), mask) for by in ("einsum", implementation))
     # NumPy's maximum, which a NaN does not slip through.
-    return float(np.max([jnp.abs(a - b).max() for a, b in zip(fused, plain, strict=True)]))
+    return float(np.max([np.abs(a - b).max() for a, b in zip(fused, plain, strict=True)]))
 
 
 TEXTS = jnp.broadcast_to(jnp.arange(LENGTH) // 100, (BATCH, LENGTH))
@@ -87,6 +93,34 @@ def test_fused_attention_is_attention(causal, masked, key_heads, keys, segments,
     monkeypatch.setattr(pallas, "pallas_call", partial(pallas.pallas_call, interpret=True))
     found = largest_difference("pallas", key_heads, keys, masked=masked, causal=causal, segments=segments)
     assert found < 2e-5
+
+
+@pytest.mark.parametrize(
+    ("key_heads", "keys", "mask"),
+    [
+        (3, LENGTH, Mask(causal=True)),
+        (6, LENGTH, Mask(causal=True, window=100)),
+        (1, LENGTH, Mask(causal=True, is_token=padding(LENGTH))),
+        (3, LENGTH, Mask(causal=True, is_token=padding(LENGTH), window=100)),
+        (6, LENGTH, Mask(causal=True, segments=(TEXTS, TEXTS))),
+        (3, 256, Mask(is_token=padding(256))),
+        (6, 256, Mask()),
+        (6, 256, Mask(segments=(TEXTS, OTHERS))),
+    ],
+)
+def test_cudnns_attention_is_attention(key_heads, keys, mask):
+    """In bfloat16 it is as near to float32 as the plain formula in bfloat16."""
+    if jax.default_backend() != "gpu":
+        pytest.skip("cuDNN needs a GPU")
+    shared = (BATCH, keys, key_heads, WIDTH)
+    inputs = draw(WHOLE, shared, shared, WHOLE, dtype="bfloat16")
+    with jax.default_matmul_precision("highest"):
+        exact = attended("einsum", inputs, mask)
+    plain, fused = (attended(by, inputs, mask, "bfloat16") for by in ("einsum", "cudnn"))
+    for name, *found in zip(("output", "query", "key", "value"), exact, plain, fused, strict=True):
+        expected, allowed, error = found[0], *(np.linalg.norm(x - found[0]) for x in found[1:])
+        assert np.isfinite(error), name
+        assert error <= 1.5 * allowed, (name, error / np.linalg.norm(expected), allowed / np.linalg.norm(expected))
 
 
 BIAS, KEEP = jnp.zeros((1, 1, 128, 128)), jnp.ones((1, 2, 128, 128), bool)

@@ -13,6 +13,9 @@ if version("jaxlib").startswith("0.10."):
     os.environ["XLA_FLAGS"] += " --xla_cpu_use_fusion_emitters=false"
     # Each core has a test of its own; a program compiled in one piece takes a tenth less of it.
     os.environ["XLA_FLAGS"] += " --xla_cpu_parallel_codegen_split_count=1"
+# On a GPU: kernels are not tried out one after the other, and several workers have room beside each other.
+os.environ["XLA_FLAGS"] += " --xla_gpu_autotune_level=0"
+os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
 
 import jax
 import pytest
@@ -22,6 +25,8 @@ from jaxtyping import install_import_hook
 install_import_hook(["jax_tformer.model", "jax_tformer.decoding"], "beartype.beartype")
 # A broadcast that nobody wrote down is a mistake waiting to happen.
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# An accelerator would multiply float32 in fewer bits.
+jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -238,6 +238,8 @@ def train(plan: "TrainPlan", started: float) -> int:
             last = number == training.steps or signal is not None
             held_out_loss = None
             if number == training.steps or number % training.evaluate_every == 0:
+                # The time of an evaluation is not that of the step before it.
+                reporter.flush()
                 with line.during("evaluating"):
                     figures = evaluate.of_state(state)
                 reporter.evaluation(number, figures, pipeline.evaluation[0])

@@ -435,11 +435,10 @@ class Reporter:
         self._clock = None
 
     def evaluation(self, number: int, figures: Row, batch: Batch) -> None:
-        """Reports an evaluation after update `number`; its time does not count as training.
+        """Reports an evaluation after update `number`, which is reported already; its time does not count as training.
 
         Raises TrainingFailed if the held-out loss is not finite, after a diagnosis with `batch`, an evaluated one.
         """
-        self.flush()
         self.pause()
         self._require_finite(f"the held-out loss after step {number}", figures["val_loss"], batch)
         self.log.write({"step": number, **figures})

@@ -204,8 +204,11 @@ class _Run:
     def _scan(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         params = eqn.params
         inner, length, backwards = params["jaxpr"], params["length"], params["reverse"]
-        first, state = params["num_consts"], params["num_carry"]
-        shared, carry, stacked = ins[:first], ins[first : first + state], ins[first + state :]
+        # What is stacked has an axis more outside. The parameters' names differ between versions of JAX.
+        state = sum(out.aval.ndim == each.aval.ndim for out, each in zip(eqn.outvars, inner.jaxpr.outvars, strict=True))
+        rows_of = sum(x.aval.ndim > each.aval.ndim for x, each in zip(eqn.invars, inner.jaxpr.invars, strict=True))
+        first, last = len(ins) - state - rows_of, len(ins) - rows_of
+        shared, carry, stacked = ins[:first], ins[first:last], ins[last:]
         consts = self.constants(inner.consts)
         # What the iterations put out lies in one array that is filled row by row: a model may lie in it.
         wholes: list[Any] = [variable.aval for variable in eqn.outvars[state:]]

@@ -2,6 +2,7 @@
 
 import re
 import sys
+import time
 
 import pytest
 
@@ -9,6 +10,7 @@ from jax_tformer import EXPERIMENTS
 from jax_tformer.cli import generate, train
 from jax_tformer.files import read_json
 from jax_tformer.runs import metrics
+from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.runs.metrics import read_metrics
 from jax_tformer.training import prepare
 from tests.refusals import refused
@@ -61,6 +63,17 @@ def test_utilization_is_work_over_time_and_measured_rate(tmp_path, monkeypatch):
     assert figures["utilization"] > 0
     with refused("with adapters"):
         train.train_options(["python-docs", "--lora.rank", "2", "--training.log-utilization"])
+
+
+def test_the_time_of_an_evaluation_counts_as_that_of_no_step(tmp_path, monkeypatch):
+    """Every evaluation takes a second more than it needs, and no step of 128 tokens so long."""
+    evaluate = Evaluator.of_state
+    monkeypatch.setattr(Evaluator, "of_state", lambda *given: time.sleep(1) or evaluate(*given))
+    flags = "--data.context-length 32 --training.steps 5 --training.log-every 1 --training.evaluate-every 2"
+    trained("python-docs", tmp_path / "run", flags)
+    rows = read_metrics(tmp_path / "run" / "metrics.jsonl")
+    speeds = {row["step"]: row["tokens_per_second"] for row in rows if "tokens_per_second" in row}
+    assert min(speeds[step] for step in (2, 4)) > 128
 
 
 def test_a_product_has_a_rate():

@@ -11,7 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from jax_tformer.cli.generate import GenerateOptions, read_prompts, read_references
+from jax_tformer.cli.answer import read_prompts, read_references
+from jax_tformer.cli.generate import GenerateOptions
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer

@@ -7,7 +7,7 @@ import sys
 import pytest
 
 from jax_tformer import InputError
-from jax_tformer.cli.generate import JsonOutput, TextOutput
+from jax_tformer.cli.answer import JsonOutput, TextOutput
 from jax_tformer.config.errors import TrainingFailed
 from jax_tformer.decoding.texts import Completion, Prompt
 from jax_tformer.runs.metrics import ProgressLine

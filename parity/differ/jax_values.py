@@ -2,6 +2,7 @@
 
 import linecache
 import math
+import operator
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
@@ -205,9 +206,9 @@ class _Run:
         params = eqn.params
         inner, length, backwards = params["jaxpr"], params["length"], params["reverse"]
         # What is stacked has an axis more outside. The parameters' names differ between versions of JAX.
-        state = sum(out.aval.ndim == each.aval.ndim for out, each in zip(eqn.outvars, inner.jaxpr.outvars, strict=True))
-        rows_of = sum(x.aval.ndim > each.aval.ndim for x, each in zip(eqn.invars, inner.jaxpr.invars, strict=True))
-        first, last = len(ins) - state - rows_of, len(ins) - rows_of
+        state = sum(map(operator.eq, map(_axes, eqn.outvars), map(_axes, inner.jaxpr.outvars)))
+        last = sum(map(operator.eq, map(_axes, eqn.invars), map(_axes, inner.jaxpr.invars)))
+        first = last - state
         shared, carry, stacked = ins[:first], ins[first:last], ins[last:]
         consts = self.constants(inner.consts)
         # What the iterations put out lies in one array that is filled row by row: a model may lie in it.
@@ -489,6 +490,10 @@ _TAKES = {*_MOVES, "gather", "dynamic_slice"}
 def _type(array: Any) -> str:
     """The dtype of an array, or the type of a number that stands in the program."""
     return str(getattr(array, "dtype", type(array).__name__))
+
+
+def _axes(variable: Any) -> int:
+    return variable.aval.ndim
 
 
 def _is_key(array: Any) -> bool:

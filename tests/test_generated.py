@@ -151,3 +151,11 @@ def test_the_table_of_recipes_says_what_the_logs_say(row, recipe, figure, digits
     lines = (ROOT / "docs" / "recipes.md").read_text().splitlines()
     [said] = [line for line in lines if line.startswith(f"| {row} |")]
     assert drawn["in_words"](drawn["reached"](recipe, figure), digits) in said
+
+
+def test_the_lowest_loss_on_a_gpu_is_that_of_its_log():
+    drawn = run_path(str(ROOT / "docs" / "draw_recipes.py"))
+    [rows] = drawn["read_logs"]("shakespeare-gpu")
+    loss, step = min((row["val_loss"], row["step"]) for row in rows if "val_loss" in row)
+    assert f"| {loss:.4f} at step {step:,}, the lowest" in (ROOT / "docs" / "recipes.md").read_text()
+

@@ -1,8 +1,8 @@
 """A program of eight devices: splits rows over some of them, and prints as JSON what its argument asks for.
 
-"figures", or "figures-gpt2" for a model of GPT-2's size: for 1, 2, 4 and 8 devices, the bytes of temporary buffers and
-the operations of a compiled step, on each device. Otherwise the name of one of `CASES`: for each mesh the largest
-relative differences of the loss and of the gradients from those of one device.
+"figures", "figures-gpt2" for a model of GPT-2's size, "figures-parts" for batches in parts: for 1, 2, 4 and 8 devices,
+the bytes of temporary buffers and the operations of a compiled step, on each device. Otherwise the name of one of
+`CASES`: for each mesh the largest relative differences of the loss and of the gradients from those of one device.
 """
 
 import json
@@ -46,14 +46,16 @@ MESHES = [
 SMALL = replace(STACK, feedforward_width=256)
 LARGE = replace(STACK, num_layers=12, num_heads=12, feedforward_width=3072)
 LONG = {
-    "figures": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 2, 2048),
+    "figures": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 2, 2048, "context"),
+    "figures-parts": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 32, 128, "fsdp", 4),
     "figures-gpt2": (
         replace(BOTH, vocab_size=50_257, d_model=768, encoder=None, decoder=LARGE, tied_head=True),
         1,
         2**14,
+        "context",
     ),
 }
-"""Model, rows and their length."""
+"""Model, rows, their length, the axis of the mesh, and into how many parts a batch is divided."""
 
 
 def loss_and_gradients(config, params, mesh):
@@ -90,18 +92,19 @@ def differences(name):
     return [compare(mesh) for mesh in MESHES]
 
 
-def figures(parts, config, rows, length):
+def figures(devices, config, rows, length, axis, accumulation=1):
     """Returns the bytes of temporary buffers and the operations of a compiled step, on each device."""
-    mesh = make_mesh(MeshConfig(1, context=parts), rows)
+    mesh = make_mesh(MeshConfig(1, **{axis: devices}), rows // accumulation)
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=NamedSharding(mesh, BATCH))
     tx, batch = optimizer(OptimizerConfig(), 10), {"tokens": ids, "labels": ids}
-    compiled = prepare(transformer(config), tx, mesh, TrainingConfig(), batch).step.compile()
+    training = TrainingConfig(batch_size=rows, accumulation=accumulation)
+    compiled = prepare(transformer(config), tx, mesh, training, batch).step.compile()
     return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
 
 
 if __name__ == "__main__":
     if sys.argv[1] in LONG:
-        print(json.dumps([figures(parts, *LONG[sys.argv[1]]) for parts in (1, 2, 4, 8)]))
+        print(json.dumps([figures(devices, *LONG[sys.argv[1]]) for devices in (1, 2, 4, 8)]))
     else:
         jax.config.update("jax_enable_x64", True)
         print(json.dumps(differences(sys.argv[1])))

@@ -158,4 +158,3 @@ def test_the_lowest_loss_on_a_gpu_is_that_of_its_log():
     [rows] = drawn["read_logs"]("shakespeare-gpu")
     loss, step = min((row["val_loss"], row["step"]) for row in rows if "val_loss" in row)
     assert f"| {loss:.4f} at step {step:,}, the lowest" in (ROOT / "docs" / "recipes.md").read_text()
-

@@ -34,6 +34,14 @@ def test_activations_and_work_fall_with_the_number_of_devices():
         assert done < 1.2 * operations / parts, (parts, done, operations)
 
 
+def test_the_work_of_each_part_of_a_batch_falls_with_the_number_of_devices():
+    """With FSDP, and with accumulation: no device computes the rows of another, or a part by itself."""
+    (whole, operations), *others = on_eight_devices("figures-parts")
+    for devices, (held, done) in zip((2, 4, 8), others, strict=True):
+        assert held < 1.35 * whole / devices, (devices, held, whole)
+        assert done < 1.1 * operations / devices, (devices, done, operations)
+
+
 @pytest.mark.parametrize(("causal", "window"), [(True, None), (True, 5), (False, 5)])
 def test_stripes_see_together_what_whole_rows_see(causal, window):
     """And the keys that a block is multiplied with are all that any stripe sees."""

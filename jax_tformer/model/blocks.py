@@ -26,6 +26,7 @@ from jax_tformer.model.parameters import (
     Positions,
     Stream,
     layer_keys,
+    split_over_mesh,
 )
 from jax_tformer.scan import loop_layers, scan_layers
 
@@ -139,7 +140,7 @@ class Stack(nnx.Module):
         rotations = {window: rotary_angles(self.config, self.stack, positions, window) for window in masks}
 
         def layer(block: Block, x: Array, window: int | None, key: Array | None, cache: LayerCache | None) -> Any:
-            return block(x, masks[window], rotations[window], memory, memory_mask, key, cache, capture)
+            return block(split_over_mesh(x), masks[window], rotations[window], memory, memory_mask, key, cache, capture)
 
         keys = layer_keys(dropout_key, self.stack.num_layers)
         windows = self.stack.windows

@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx, traverse_util
-from jax.sharding import get_abstract_mesh
+from jax.sharding import PartitionSpec, get_abstract_mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -145,9 +145,27 @@ def dtype_of(name: str) -> jnp.dtype:
     return jnp.dtype(name)
 
 
+BATCH = PartitionSpec(("data", "fsdp"), "context")
+"""How rows `[B, T, ...]` lie on a mesh: both first axes split B, the third one T."""
+
+
 def context_parts() -> int:
     """Returns over how many devices the mesh that is set splits the positions of each row."""
     return get_abstract_mesh().shape.get("context", 1)
+
+
+def split_over_mesh(x: Array) -> Array:
+    """Splits `[B, T, ...]` over the mesh that is set as `BATCH` says, if its devices divide B and T.
+
+    Otherwise the compiler may split features, as it finds the parameters split, and compute all rows on every device.
+    """
+    mesh = get_abstract_mesh()
+    if mesh.empty:
+        return x
+    rows = mesh.shape["data"] * mesh.shape["fsdp"]
+    if rows * context_parts() == 1 or len(x) % rows or x.shape[1] % context_parts():
+        return x
+    return jax.lax.with_sharding_constraint(x, BATCH)
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:

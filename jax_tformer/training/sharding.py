@@ -20,7 +20,7 @@ from jax_tformer.config.errors import require
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.files import shortened
 from jax_tformer.functional import Params
-from jax_tformer.model.parameters import Shape, axes_of
+from jax_tformer.model.parameters import BATCH, Shape, axes_of
 from jax_tformer.training.processes import require_device_each
 
 T = TypeVar("T")
@@ -30,10 +30,7 @@ MESH_AXES = {"D": "fsdp", "H": "tensor", "K": "tensor", "F": "tensor", "V": "ten
 _EXCHANGES = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 """XLA's names of the operations in which devices exchange arrays."""
 
-ROWS = PartitionSpec(("data", "fsdp"))
-"""The rows of a batch are split over both axes."""
-BATCH = PartitionSpec(*ROWS, "context")
-"""The positions of each row are split over a third axis."""
+ROWS = PartitionSpec(BATCH[0])
 
 
 def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
@@ -131,9 +128,21 @@ def split_rows(tree: T, rows: int) -> T:
 
 def replicate(tree: T) -> T:
     """Makes arrays whole on every device of the mesh in use, so that every process can read them. For compiled code."""
+    return _constrained(tree, PartitionSpec())
+
+
+def split_parts(batches: T) -> T:
+    """Splits arrays `[parts, B, T]` over the devices of the mesh in use as `BATCH` does each part. For compiled code.
+
+    Otherwise the parts themselves would be split, and every device would then compute each of them whole.
+    """
+    return _constrained(batches, PartitionSpec(None, *BATCH))
+
+
+def _constrained(tree: T, spec: PartitionSpec) -> T:
     if jax.sharding.get_abstract_mesh().empty:
         return tree
-    return jax.lax.with_sharding_constraint(tree, PartitionSpec())
+    return jax.lax.with_sharding_constraint(tree, spec)
 
 
 def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:

@@ -159,13 +159,12 @@ def split_over_mesh(x: Array) -> Array:
 
     Otherwise the compiler may split features, as it finds the parameters split, and compute all rows on every device.
     """
-    mesh = get_abstract_mesh()
-    if mesh.empty:
+    data, fsdp, context = map(get_abstract_mesh().shape.get, ("data", "fsdp", "context"))
+    # A user's own mesh may have other axes.
+    if data is None or fsdp is None or context is None:
         return x
-    rows = mesh.shape["data"] * mesh.shape["fsdp"]
-    if rows * context_parts() == 1 or len(x) % rows or x.shape[1] % context_parts():
-        return x
-    return jax.lax.with_sharding_constraint(x, BATCH)
+    whole = data * fsdp * context == 1 or len(x) % (data * fsdp) or x.shape[1] % context
+    return x if whole else jax.lax.with_sharding_constraint(x, BATCH)
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:

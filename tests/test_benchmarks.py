@@ -5,6 +5,7 @@ What they write is tested, not how fast anything is.
 
 import math
 from dataclasses import replace
+from importlib.util import find_spec
 from pathlib import Path
 
 import jax
@@ -13,7 +14,7 @@ import pytest
 from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
-from benchmarks import corpus, decoding, optimizers, processes, startup, train_step
+from benchmarks import compiled, corpus, decoding, optimizers, processes, startup, train_step
 from benchmarks.session import Report, run_benchmark, spread
 from benchmarks.sides import OURS
 from benchmarks.sides.reference import Reference
@@ -85,6 +86,21 @@ def test_what_cannot_be_started_says_why(tmp_path):
     missing = ["--data.path", str(tmp_path / "missing.txt")]
     with pytest.raises(SideFailed, match=r"train\.py text: .*missing\.txt"):
         startup.Starts(tmp_path, "cpu", ["text", *missing]).take("cold")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ("h200 dates", "the first word must be a chip: h100, v5e"),
+        ("h100 dates", "expected --model.vocab-size"),
+        ("h100 dates --model.vocab-size 50", "this JAX compiles for no such chip"),
+    ],
+)
+def test_a_step_for_other_chips_says_what_it_needs(arguments, message, capsys):
+    if message.endswith("no such chip") and find_spec("jax_plugins"):
+        pytest.skip("this JAX may compile for it")
+    assert compiled.main(arguments.split()) == 2
+    assert message in capsys.readouterr().err
 
 
 def test_torch_alone_loads_no_other_framework():

@@ -25,7 +25,7 @@ from jaxtyping import install_import_hook
 install_import_hook(["jax_tformer.model", "jax_tformer.decoding"], "beartype.beartype")
 # A broadcast that nobody wrote down is a mistake waiting to happen.
 jax.config.update("jax_numpy_rank_promotion", "raise")
-# An accelerator would multiply float32 in fewer bits.
+# An accelerator multiplies float32 in fewer bits, as users have it; that is no matter of what these tests ask.
 jax.config.update("jax_default_matmul_precision", "highest")
 
 

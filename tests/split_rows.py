@@ -1,21 +1,24 @@
 """A program of eight devices: splits rows over some of them, and prints as JSON what its argument asks for.
 
-"figures", "figures-gpt2" for a model of GPT-2's size, "figures-parts" for batches in parts: for 1, 2, 4 and 8 devices,
-the bytes of temporary buffers and the operations of a compiled step, on each device. Otherwise the name of one of
-`CASES`: for each mesh the largest relative differences of the loss and of the gradients from those of one device.
+"figures", "figures-gpt2" for a model of GPT-2's size, and others of batches in parts: for 1, 2, 4 and 8 devices, the
+bytes of temporary buffers and the operations of a compiled step, on each device. "decoding": the bytes of all
+parameters, and of temporary buffers where they are split over eight devices and tokens are chosen. Otherwise the name
+of one of `CASES`: for each mesh the largest relative differences of the loss and of the gradients from one device's.
 """
 
 import json
 import sys
 from dataclasses import replace
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import NamedSharding
 
-from jax_tformer import ComputeConfig, DropoutConfig, LoraConfig, transformer
+from jax_tformer import ComputeConfig, DecodingConfig, DropoutConfig, LoraConfig, transformer
 from jax_tformer.config.experiment import MeshConfig, OptimizerConfig, TrainingConfig
+from jax_tformer.decoding import generate
 from jax_tformer.startup import compiler_options
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.prepare import prepare
@@ -48,6 +51,7 @@ LARGE = replace(STACK, num_layers=12, num_heads=12, feedforward_width=3072)
 LONG = {
     "figures": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 2, 2048, "context"),
     "figures-parts": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 32, 128, "fsdp", 4),
+    "figures-accumulated": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 32, 128, "data", 4),
     "figures-gpt2": (
         replace(BOTH, vocab_size=50_257, d_model=768, encoder=None, decoder=LARGE, tied_head=True),
         1,
@@ -94,7 +98,7 @@ def differences(name):
 
 def figures(devices, config, rows, length, axis, accumulation=1):
     """Returns the bytes of temporary buffers and the operations of a compiled step, on each device."""
-    mesh = make_mesh(MeshConfig(1, **{axis: devices}), rows // accumulation)
+    mesh = make_mesh(MeshConfig(**{"data": 1, axis: devices}), rows // accumulation)
     ids = jax.ShapeDtypeStruct((rows, length), jnp.int32, sharding=NamedSharding(mesh, BATCH))
     tx, batch = optimizer(OptimizerConfig(), 10), {"tokens": ids, "labels": ids}
     training = TrainingConfig(batch_size=rows, accumulation=accumulation)
@@ -102,8 +106,25 @@ def figures(devices, config, rows, length, axis, accumulation=1):
     return compiled.memory_analysis().temp_size_in_bytes, compiled.cost_analysis()["flops"]
 
 
+def decoding_bytes():
+    """Returns the bytes of the parameters, and of the temporary buffers of the loop that chooses tokens."""
+    net, found, advance = transformer(LONG["figures"][0]), [], generate.advance
+    shardings = parameter_shardings(make_mesh(MeshConfig(data=1, fsdp=8)), net.shapes)
+    params = jax.jit(net.init, out_shardings=shardings)(jax.random.key(0))
+
+    def watch(*given):
+        found.append(advance.lower(*given).compile().memory_analysis().temp_size_in_bytes)
+        return advance(*given)
+
+    with patch.object(generate, "advance", watch):
+        generate.generate(net, params, [[5, 6, 7]] * 8, DecodingConfig(4))
+    return sum(leaf.nbytes for leaf in jax.tree.leaves(params)), max(found)
+
+
 if __name__ == "__main__":
-    if sys.argv[1] in LONG:
+    if sys.argv[1] == "decoding":
+        print(json.dumps(decoding_bytes()))
+    elif sys.argv[1] in LONG:
         print(json.dumps([figures(devices, *LONG[sys.argv[1]]) for devices in (1, 2, 4, 8)]))
     else:
         jax.config.update("jax_enable_x64", True)

@@ -6,14 +6,17 @@ from dataclasses import replace
 from types import SimpleNamespace
 
 import jax
+import numpy as np
 import pytest
 from flax import traverse_util
+from jax.sharding import AxisType, PartitionSpec
 
 from jax_tformer import ARCHITECTURES, LoraConfig, transformer
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.model.parameters import AXES, axes_of
 from jax_tformer.training import processes
 from jax_tformer.training.sharding import describe_shards, make_mesh, parameter_shardings
+from tests import small_models
 from tests.refusals import refused
 
 
@@ -95,3 +98,16 @@ def test_a_mesh_that_leaves_a_process_without_a_device_is_refused(monkeypatch):
     with refused("data 3, which leaves process 1 of 3 without a device; expected one of each"):
         processes.require_device_each(devices, "the mesh is data 3")
     processes.require_device_each([*devices, SimpleNamespace(process_index=1)], "the mesh is data 4")
+
+
+@pytest.mark.parametrize("names", [("batch",), ("data",), ("data", "fsdp")])
+def test_users_may_have_meshes_of_their_own(names):
+    net = transformer(small_models.GPT)
+    params, tokens = net.init(jax.random.key(0)), jax.numpy.ones((2, 4), int)
+    mesh = jax.make_mesh((1,) * len(names), names, axis_types=(AxisType.Auto,) * len(names))
+    expected = net.apply(params, tokens)
+    everywhere = jax.shard_map(net.apply, mesh=mesh, in_specs=PartitionSpec(), out_specs=PartitionSpec())
+    with jax.set_mesh(mesh):
+        found = [jax.jit(function)(params, tokens) for function in (net.apply, everywhere)]
+    for logits in found:
+        np.testing.assert_allclose(logits, expected, atol=1e-5)

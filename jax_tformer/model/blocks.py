@@ -140,7 +140,9 @@ class Stack(nnx.Module):
         rotations = {window: rotary_angles(self.config, self.stack, positions, window) for window in masks}
 
         def layer(block: Block, x: Array, window: int | None, key: Array | None, cache: LayerCache | None) -> Any:
-            return block(split_over_mesh(x), masks[window], rotations[window], memory, memory_mask, key, cache, capture)
+            # With a cache, for few tokens, weights are to stay where they are.
+            x = split_over_mesh(x) if cache is None else x
+            return block(x, masks[window], rotations[window], memory, memory_mask, key, cache, capture)
 
         keys = layer_keys(dropout_key, self.stack.num_layers)
         windows = self.stack.windows

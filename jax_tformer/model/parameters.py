@@ -155,16 +155,18 @@ def context_parts() -> int:
 
 
 def split_over_mesh(x: Array) -> Array:
-    """Splits `[B, T, ...]` over the mesh that is set as `BATCH` says, if its devices divide B and T.
+    """Splits `[B, T, ...]` over the mesh that is set as `BATCH` says, if it has these axes and they divide B and T.
 
     Otherwise the compiler may split features, as it finds the parameters split, and compute all rows on every device.
     """
-    data, fsdp, context = map(get_abstract_mesh().shape.get, ("data", "fsdp", "context"))
-    # A user's own mesh may have other axes.
-    if data is None or fsdp is None or context is None:
+    mesh = get_abstract_mesh()
+    # A user's own mesh may have other axes, or be one of shard_map.
+    if not {"data", "fsdp", "context"} <= set(mesh.auto_axes):
         return x
-    whole = data * fsdp * context == 1 or len(x) % (data * fsdp) or x.shape[1] % context
-    return x if whole else jax.lax.with_sharding_constraint(x, BATCH)
+    rows, positions = mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["context"]
+    if rows * positions == 1 or len(x) % rows or x.shape[1] % positions:
+        return x
+    return jax.lax.with_sharding_constraint(x, BATCH)
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:

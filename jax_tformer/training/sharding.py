@@ -128,21 +128,9 @@ def split_rows(tree: T, rows: int) -> T:
 
 def replicate(tree: T) -> T:
     """Makes arrays whole on every device of the mesh in use, so that every process can read them. For compiled code."""
-    return _constrained(tree, PartitionSpec())
-
-
-def split_parts(batches: T) -> T:
-    """Splits arrays `[parts, B, T]` over the devices of the mesh in use as `BATCH` does each part. For compiled code.
-
-    Otherwise the parts themselves would be split, and every device would then compute each of them whole.
-    """
-    return _constrained(batches, PartitionSpec(None, *BATCH))
-
-
-def _constrained(tree: T, spec: PartitionSpec) -> T:
     if jax.sharding.get_abstract_mesh().empty:
         return tree
-    return jax.lax.with_sharding_constraint(tree, spec)
+    return jax.lax.with_sharding_constraint(tree, PartitionSpec())
 
 
 def abstract_batch(mesh: Mesh, batch: Mapping[str, Any]) -> dict[str, jax.ShapeDtypeStruct]:

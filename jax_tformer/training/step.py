@@ -20,7 +20,7 @@ from jax_tformer.model.parameters import Count, DropoutKey, RandomKey, Scalar, a
 from jax_tformer.model.transformer import Outputs
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
-from jax_tformer.training.sharding import name_of, parameter_shardings, replicate, split_parts
+from jax_tformer.training.sharding import name_of, parameter_shardings, replicate
 
 Batch = dict[str, Array]
 """Arrays of one batch: tokens or source and target, their masks, and labels."""
@@ -86,11 +86,8 @@ def batch_loss(
 
 
 def split_batch(batch: Batch, parts: int) -> Batch:
-    """Splits the batch into `parts`, stacked along a new leading axis; rows keep their order.
-
-    The rows of each part are split over the devices of the mesh in use.
-    """
-    return split_parts(jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch))
+    """Splits the batch into `parts`, stacked along a new leading axis; rows keep their order."""
+    return jax.tree.map(lambda x: x.reshape(parts, -1, *x.shape[1:]), batch)
 
 
 def dropout_keys(net: AnyTransformer, state: "TrainState", accumulation: int) -> Key[Array, " parts"] | None:

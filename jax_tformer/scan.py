@@ -11,6 +11,7 @@ from jax.extend.core import Primitive
 from jaxtyping import Array, Key
 
 from jax_tformer.config import ComputeConfig, Remat
+from jax_tformer.model.parameters import split_over_mesh
 
 Inputs = ParamSpec("Inputs")
 Output = TypeVar("Output")
@@ -42,7 +43,7 @@ def scan_layers(
 
     def body(window: Window) -> Callable[[Array, Any], tuple[Array, Any]]:
         def run(x: Array, own: Any) -> tuple[Array, Any]:
-            x, captured, _ = layer(nnx.merge(graph, own[0]), x, window, own[1], None)
+            x, captured, _ = layer(nnx.merge(graph, own[0]), split_over_mesh(x), window, own[1], None)
             return x, captured
 
         return rematerialize(run, how.remat)

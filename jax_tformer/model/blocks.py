@@ -26,7 +26,6 @@ from jax_tformer.model.parameters import (
     Positions,
     Stream,
     layer_keys,
-    split_over_mesh,
 )
 from jax_tformer.scan import loop_layers, scan_layers
 
@@ -140,8 +139,6 @@ class Stack(nnx.Module):
         rotations = {window: rotary_angles(self.config, self.stack, positions, window) for window in masks}
 
         def layer(block: Block, x: Array, window: int | None, key: Array | None, cache: LayerCache | None) -> Any:
-            # With a cache, for few tokens, weights are to stay where they are.
-            x = split_over_mesh(x) if cache is None else x
             return block(x, masks[window], rotations[window], memory, memory_mask, key, cache, capture)
 
         keys = layer_keys(dropout_key, self.stack.num_layers)

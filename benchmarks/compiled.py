@@ -28,7 +28,7 @@ from jax_tformer.functional import transformer
 from jax_tformer.model import fast
 from jax_tformer.training import prepare
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.sharding import abstract_batch
+from jax_tformer.training.sharding import abstract_batch, describe_shards
 
 _H100 = """
 gpu_device_info {
@@ -47,7 +47,6 @@ _CHIPS: dict[str, tuple[str, Callable[[int], topologies.TopologyDescription]]] =
     "v5e": ("tpu", lambda n: topologies.get_topology_desc(f"v5e:2x{max(2, -(-n // 2))}", "tpu")),
 }
 """A chip's name -> JAX's name of its platform, and so many of them."""
-_EXCHANGES = re.compile(r" (all-reduce|all-gather|reduce-scatter|all-to-all|collective-permute)(?:-start)?\(")
 
 
 def main(arguments: Sequence[str]) -> int:
@@ -68,23 +67,26 @@ def main(arguments: Sequence[str]) -> int:
                 (prepare, "require_room", None),
             ):
                 instead.enter_context(patch.object(owner, name, lambda *_, answer=answer: answer))
-            compiled = _compile(experiment, chips)
+            mesh, prepared = _prepare(experiment, chips)
+            compiled = prepared.step.compile()
     except InputError as error:
         print(f"python -m benchmarks.compiled: error: {error}", file=sys.stderr)
         return 2
-    needs, program = compiled.memory_analysis(), compiled.as_text() or ""
+    needs = compiled.memory_analysis()
     assert needs is not None
-    print(f"compiled in {time.perf_counter() - began:.1f} s")
-    print(f"GiB a chip: state and batch {needs.argument_size_in_bytes / 2**30:.2f}, beside them ", end="")
-    print(f"{needs.temp_size_in_bytes / 2**30:.2f}")
-    print("exchanges:", *(f"{count} {name}" for name, count in Counter(_EXCHANGES.findall(program)).items()))
-    print("kernels:", *(f"{count} {name}" for name, count in Counter(re.findall(r"__cudnn\$\w+", program)).items()))
+    program = compiled.as_text() or ""
+    temporary = f"{needs.temp_size_in_bytes / 2**30:.2f} GiB a chip beside the state and the batch"
+    kernels = Counter(re.findall(r"__cudnn\$\w+", program)).items()
+    print(f"compiled in {time.perf_counter() - began:.1f} s; {temporary}")
+    for line in describe_shards(mesh, prepared.abstract, prepared.abstract.params, program):
+        print(line)
+    print("kernels:", *(f"{count} {name}" for name, count in kernels))
     return 0
 
 
-def _compile(
+def _prepare(
     experiment: ExperimentConfig, chips: Callable[[int], topologies.TopologyDescription]
-) -> jax.stages.Compiled:
+) -> tuple[Mesh, prepare.Prepared]:
     training, mesh = experiment.training, vars(experiment.mesh)
     shape = {name: mesh[name] or 1 for name in ("data", "fsdp", "context", "tensor")}
     count = math.prod(shape.values())
@@ -92,26 +94,25 @@ def _compile(
         topology = chips(count)
     except RuntimeError as error:
         # Among them NotImplementedError.
-        raise InputError(f"this JAX compiles for no such chip ({reason_of(error)}); install it for them") from error
+        raise InputError(f"this JAX compiles for no such chip ({reason_of(error)}); install one that does") from error
     devices: np.ndarray = np.array(topology.devices[:count]).reshape(*shape.values())
     on = Mesh(devices, tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
-    batch = abstract_batch(on, _batch(experiment))
-    return prepare.prepare(
-        transformer(experiment.model), optimizer(experiment.optimizer, training.steps), on, training, batch
-    ).step.compile()
+    batch = abstract_batch(on, largest_batch(experiment))
+    tx = optimizer(experiment.optimizer, training.steps)
+    return on, prepare.prepare(transformer(experiment.model), tx, on, training, batch)
 
 
-def _batch(experiment: ExperimentConfig) -> dict[str, jax.ShapeDtypeStruct]:
-    """The largest batch, pairs with their padding."""
+def largest_batch(experiment: ExperimentConfig) -> dict[str, jax.ShapeDtypeStruct]:
+    """Returns the shapes of the largest batch, of pairs with their padding."""
     data, size = experiment.data, experiment.training.batch_size
     if isinstance(data, PairData):
         rows = data.tokens_per_batch // data.source_length // size * size if data.tokens_per_batch else size
-        lengths = {"source": data.source_length, "target": data.target_length, "labels": data.target_length}
-        marks = {"source_mask": data.source_length, "target_mask": data.target_length}
+        lengths = dict.fromkeys(("source", "source_mask"), data.source_length)
+        lengths |= dict.fromkeys(("target", "target_mask", "labels"), data.target_length)
     else:
-        rows, lengths, marks = size, dict.fromkeys(("tokens", "labels"), data.context_length), {}
-    ids = {name: jax.ShapeDtypeStruct((rows, length), jnp.int32) for name, length in lengths.items()}
-    return ids | {name: jax.ShapeDtypeStruct((rows, length), jnp.bool_) for name, length in marks.items()}
+        rows, lengths = size, dict.fromkeys(("tokens", "labels"), data.context_length)
+    types = {name: jnp.bool_ if name.endswith("mask") else jnp.int32 for name in lengths}
+    return {name: jax.ShapeDtypeStruct((rows, length), types[name]) for name, length in lengths.items()}
 
 
 if __name__ == "__main__":

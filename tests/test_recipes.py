@@ -3,12 +3,12 @@
 import re
 
 import jax
-import jax.numpy as jnp
 import pytest
 
+from benchmarks.compiled import largest_batch
 from jax_tformer import EXPERIMENTS, transformer
 from jax_tformer.cli import generate, tokenize, train
-from jax_tformer.config.experiment import MeshConfig, PairData
+from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.files import read_json
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.prepare import fit_to_devices, prepare
@@ -79,15 +79,8 @@ def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
 def test_the_full_step_is_compiled_and_its_memory_known(name, parameters, temporary):
     """GiB beside the state, on one processor: of 64 rows of 1,024 tokens, or a batch of the longest pairs."""
     experiment = EXPERIMENTS[name].config
-    data, training = experiment.data, experiment.training
+    training, batch = experiment.training, largest_batch(experiment)
     mesh = make_mesh(MeshConfig(), training.batch_size // training.accumulation)
-    if isinstance(data, PairData):
-        rows = data.tokens_per_batch // data.source_length // training.batch_size * training.batch_size
-        ids, marks = (jax.ShapeDtypeStruct((rows, data.source_length), kind) for kind in (jnp.int32, jnp.bool_))
-        batch = {"source": ids, "target": ids, "labels": ids, "source_mask": marks, "target_mask": marks}
-    else:
-        ids = jax.ShapeDtypeStruct((training.batch_size, data.context_length), jnp.int32)
-        batch = {"tokens": ids, "labels": ids}
     vocabulary = {"gpt2-124m": 50257, "iwslt14-de-en": 10_000}.get(name, 37_000)
     config = experiment.model.with_vocab_size(vocabulary)
     net = transformer(fit_to_devices(config, batch, mesh, training.accumulation))

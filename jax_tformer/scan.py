@@ -40,34 +40,34 @@ def scan_layers(
     grow with depth, and `how.unroll` turns make one iteration.
     """
     graph, parameters = nnx.split(blocks, nnx.Param)
+    count, period = len(jax.tree.leaves(parameters)[0]), len(windows)
+    whole = count // period
+    unroll = min(how.unroll or 1, whole)
+    looped = unroll < whole
 
-    def body(window: Window) -> Callable[[Array, Any], tuple[Array, Any]]:
+    def body(window: Window, in_loop: bool) -> Callable[[Array, Any], tuple[Array, Any]]:
         def run(x: Array, own: Any) -> tuple[Array, Any]:
             x, captured, _ = layer(nnx.merge(graph, own[0]), split_over_mesh(x), window, own[1], None)
             return x, captured
 
-        return rematerialize(run, how.remat)
+        return rematerialize(run, how.remat, in_loop=in_loop)
 
-    bodies = [body(window) for window in windows]
-    layers = (parameters, keys)
-    period = len(bodies)
-    count = len(jax.tree.leaves(parameters)[0])
-    whole = count // period
-
-    def turn(x: Array, pattern: Any, length: int = period) -> tuple[Array, Any]:
+    def turn(x: Array, pattern: Any, in_loop: bool = looped) -> tuple[Array, Any]:
         results = []
-        for number, body in enumerate(bodies[:length]):
-            x, result = body(x, jax.tree.map(lambda leaf, number=number: leaf[number], pattern))
+        for number in range(len(jax.tree.leaves(pattern)[0])):
+            own = jax.tree.map(lambda leaf, number=number: leaf[number], pattern)
+            x, result = body(windows[number], in_loop)(x, own)
             results.append(result)
         return x, jax.tree.map(lambda *each: jnp.stack(each), *results)
 
+    layers = (parameters, keys)
     if period == 1:
-        return jax.lax.scan(bodies[0], x, layers, unroll=min(how.unroll, count))
+        return jax.lax.scan(body(windows[0], looped), x, layers, unroll=unroll)
     split = jax.tree.map(lambda leaf: leaf[: whole * period].reshape(whole, period, *leaf.shape[1:]), layers)
-    x, results = jax.lax.scan(turn, x, split, unroll=min(how.unroll, whole))
+    x, results = jax.lax.scan(turn, x, split, unroll=unroll)
     results = jax.tree.map(lambda leaf: leaf.reshape(-1, *leaf.shape[2:]), results)
     if count > whole * period:
-        x, rest = turn(x, jax.tree.map(lambda leaf: leaf[whole * period :], layers), count - whole * period)
+        x, rest = turn(x, jax.tree.map(lambda leaf: leaf[whole * period :], layers), in_loop=False)
         results = jax.tree.map(lambda first, last: jnp.concatenate([first, last]), results, rest)
     return x, results
 
@@ -100,8 +100,11 @@ def _take_layer(number: int, _: Any, parameter: nnx.Variable[Array]) -> nnx.Vari
     return parameter.replace(parameter.get_value()[number])
 
 
-def rematerialize(layer: Callable[Inputs, Output], remat: Remat) -> Callable[Inputs, Output]:
+def rematerialize(layer: Callable[Inputs, Output], remat: Remat, *, in_loop: bool) -> Callable[Inputs, Output]:
     """Returns `layer` with a backward pass that recomputes what `remat` does not keep (see ComputeConfig.remat).
+
+    The compiler merges equal computations, and so would keep everything after all, unless the forward and the backward
+    pass are loops of their own (`in_loop`) or are kept apart.
 
     "auto" means "dots" here, the fastest on CPU and far smaller than keeping all; train.py chooses by memory. Keeps
     projections with their bias: in bfloat16 the compiler may leave out the rounding between the two in the forward
@@ -113,9 +116,8 @@ def rematerialize(layer: Callable[Inputs, Output], remat: Remat) -> Callable[Inp
     products = policies.save_from_both_policies(
         policies.save_only_these_names(PROJECTION, ATTENTION_OUTPUT), _is_cudnn_attention
     )
-    # prevent_cse would keep the compiler from merging both computations, which the loop of the scan already does.
     policy = None if remat == "full" else products
-    return jax.checkpoint(layer, prevent_cse=False, policy=policy)
+    return jax.checkpoint(layer, prevent_cse=not in_loop, policy=policy)
 
 
 def _is_cudnn_attention(primitive: Primitive, *_: object, **__: object) -> bool:

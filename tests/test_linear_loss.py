@@ -7,6 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import AbstractMesh, AxisType
 
 from jax_tformer.config import IGNORED
 from jax_tformer.config.experiment import LossConfig
@@ -138,3 +139,15 @@ def test_no_array_holds_all_logits(monkeypatch):
         compiled = jax.jit(partial(function)).lower(x, table, jnp.zeros((4, 64), jnp.int32)).compile()
         sizes.append(compiled.memory_analysis().temp_size_in_bytes)
     assert sizes[0] - sizes[1] > 0.8 * 4 * 4096 * (256 - 8)
+
+
+@pytest.mark.parametrize(("axis", "rows"), [("tensor", 4), ("data", 32), ("fsdp", 32), ("context", 32)])
+def test_each_device_has_as_many_logits_as_one_alone(axis, rows, monkeypatch):
+    """Eight devices that share the rows take eight times as many at once, and so exchange an eighth as often."""
+    monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", 4 * VOCABULARY)
+    monkeypatch.setattr(linear_loss, "MORE_AT_ONCE", {})
+    sizes = {"data": 1, "fsdp": 1, "context": 1, "tensor": 1, axis: 8}
+    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 4)
+    with jax.sharding.use_abstract_mesh(mesh):
+        parts, _ = linear_loss._parts(jnp.zeros((64, WIDTH)), jnp.zeros(64, int), VOCABULARY)
+    assert parts.shape == (64 // rows, rows, WIDTH)

@@ -1,6 +1,8 @@
 """What "auto" becomes, and what no memory holds."""
 
 import dataclasses
+import re
+from types import SimpleNamespace
 
 import jax
 import numpy as np
@@ -10,6 +12,7 @@ from jax_tformer import ComputeConfig, startup, transformer
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.training import prepare
 from jax_tformer.training.sharding import make_mesh
+from jax_tformer.training.step import batch_loss
 from tests import small_models
 from tests.refusals import refused
 
@@ -20,8 +23,8 @@ BATCH = {"tokens": ROWS, "labels": ROWS}
 PART = jax.eval_shape(lambda: BATCH)
 
 
-def with_remat(remat):
-    return dataclasses.replace(CONFIG, compute=ComputeConfig(remat=remat))
+def with_remat(remat, unroll=1):
+    return dataclasses.replace(CONFIG, compute=ComputeConfig(remat=remat, unroll=unroll))
 
 
 def kept(remat):
@@ -34,6 +37,19 @@ def test_less_is_kept_the_more_is_computed_again():
     assert kept("full") >= token * 16
     assert kept("dots") - kept("full") == pytest.approx(token * (5 * 16 + 64), rel=0.05)
     assert kept("none") > 1.5 * kept("dots")
+
+
+@pytest.mark.parametrize(
+    ("layers", "unroll", "by_turns", "apart"),
+    [(4, 1, False, {False}), (4, 4, False, {True}), (4, 1, True, {True}), (7, 1, True, {False, True})],
+)
+def test_the_compiler_does_not_merge_what_is_computed_again(layers, unroll, by_turns, apart):
+    """It would, on a GPU, where layers are in no loop: unrolled ones, and those after whole turns of three."""
+    windows = {"window": 5, "window_layers": (True, False, False)} if by_turns else {}
+    stack = dataclasses.replace(STACK, num_layers=layers, **windows)
+    net = transformer(dataclasses.replace(with_remat("full", unroll), decoder=stack))
+    program = jax.make_jaxpr(lambda params, batch: batch_loss(net, params, batch)[0])(net.shapes, dict(PART))
+    assert set(re.findall(r"prevent_cse=(\w+)", str(program))) == {str(each) for each in apart}
 
 
 def test_remat_follows_from_the_memory():
@@ -50,7 +66,13 @@ def test_what_auto_becomes_on_a_processor():
     fitted = prepare.fit_to_devices(CONFIG, BATCH, mesh, 2)
     assert fitted == with_remat("dots")
     assert prepare.describe_compute(fitted, mesh, 32) == "float32, attention 'blocks', remat 'dots'"
-    assert prepare.fit_to_devices(with_remat("full"), BATCH, mesh, 1) == with_remat("full")
+    assert prepare.fit_to_devices(with_remat("full", None), BATCH, mesh, 1) == with_remat("full")
+
+
+def test_layers_are_unrolled_on_a_gpu():
+    mesh = SimpleNamespace(local_devices=[SimpleNamespace(platform="gpu")])
+    assert prepare.fit_to_devices(with_remat("full", None), BATCH, mesh, 1) == with_remat("full", 4)
+    assert prepare.fit_to_devices(with_remat("full", 2), BATCH, mesh, 1) == with_remat("full", 2)
 
 
 def test_a_state_that_no_memory_holds_is_refused_before_anything_is_compiled(monkeypatch):

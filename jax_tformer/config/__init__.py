@@ -268,8 +268,8 @@ class ComputeConfig:
     """Implementation of attention; auto: the one that suits platform, type and shapes (see model/fast.py)."""
     remat: Remat = "auto"
     """What the backward pass recomputes: nothing, all but products and attention (dots), or whole layers (full)."""
-    unroll: Positive = 1
-    """Layers computed in one iteration of the scan over layers."""
+    unroll: Positive | None = None
+    """Layers computed in one iteration of the scan over layers; None: one, and all where train.py trains on a GPU."""
 
     def __post_init__(self) -> None:
         check_fields(self)

@@ -19,7 +19,7 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_tformer.config import AttentionImplementation
 from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import KeyHeads, Queries, Shape, accumulator, context_parts, drop
+from jax_tformer.model.parameters import KeyHeads, Queries, Shape, accumulator, context_parts, drop, row_parts
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 Attend = Callable[..., tuple[Array, Any]]
@@ -67,7 +67,7 @@ def choose_implementation(
         return "cudnn" if fits and _refusal("cudnn", mask, drops) is None else "einsum"
     if platform == "tpu" and dtype != jnp.float64 and not any(length % BLOCK for length in lengths):
         # Several devices can share the kernel only on a mesh that is set, and only if it divides the rows.
-        fits = jax.device_count() == 1 or not (get_abstract_mesh().empty or query[0] % _row_parts())
+        fits = jax.device_count() == 1 or not (get_abstract_mesh().empty or query[0] % row_parts())
         return "pallas" if fits and _refusal("pallas", mask, drops) is None else "einsum"
     return "einsum"
 
@@ -249,7 +249,7 @@ def attend_by_pallas(
     """
     lengths = (query.shape[1], key.shape[1])
     rows = len(query)
-    ways = _row_parts()
+    ways = row_parts()
     require(
         not any(length % BLOCK for length in lengths),
         f"attention is 'pallas', for lengths that {BLOCK} divides, and these are {lengths[0]} and {lengths[1]}; "
@@ -303,12 +303,6 @@ def attend_by_pallas(
         )
     output = _without_blind(compute(query, key, value, query_segments, key_segments), lengths[1], mask)
     return checkpoint_name(output, ATTENTION_OUTPUT), None
-
-
-def _row_parts() -> int:
-    """Returns into how many parts the mesh that is set splits the rows of a batch."""
-    mesh = get_abstract_mesh()
-    return 1 if mesh.empty else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def _without_blind(output: Queries, slots: int, mask: Mask) -> Queries:

@@ -154,19 +154,36 @@ def context_parts() -> int:
     return get_abstract_mesh().shape.get("context", 1)
 
 
+def row_parts() -> int:
+    """Returns into how many parts the mesh that is set splits the rows of a batch."""
+    shape = get_abstract_mesh().shape
+    return shape.get("data", 1) * shape.get("fsdp", 1)
+
+
 def split_over_mesh(x: Array) -> Array:
     """Splits `[B, T, ...]` over the mesh that is set as `BATCH` says, if it has these axes and they divide B and T.
 
     Otherwise the compiler may split features, as it finds the parameters split, and compute all rows on every device.
     """
-    mesh = get_abstract_mesh()
-    # A user's own mesh may have other axes, or be one of shard_map.
-    if not {"data", "fsdp", "context"} <= set(mesh.auto_axes):
-        return x
-    rows, positions = mesh.shape["data"] * mesh.shape["fsdp"], mesh.shape["context"]
-    if rows * positions == 1 or len(x) % rows or x.shape[1] % positions:
+    rows, positions = row_parts(), context_parts()
+    if not _has_our_axes() or rows * positions == 1 or len(x) % rows or x.shape[1] % positions:
         return x
     return jax.lax.with_sharding_constraint(x, BATCH)
+
+
+def gather_features(table: Array) -> Array:
+    """Gathers the features of a table `[V, D]` that the mesh that is set splits over "fsdp".
+
+    A loop that reads the table then finds it whole; otherwise the compiler gathers it anew in every iteration.
+    """
+    if not _has_our_axes() or get_abstract_mesh().shape["fsdp"] == 1:
+        return table
+    return jax.lax.with_sharding_constraint(table, PartitionSpec(PartitionSpec.UNCONSTRAINED, None))
+
+
+def _has_our_axes() -> bool:
+    """Whether the compiler splits arrays over a mesh like ours: a user's may have other axes, or be of shard_map."""
+    return {"data", "fsdp", "context"} <= set(get_abstract_mesh().auto_axes)
 
 
 def accumulator(dtype: DTypeLike) -> jnp.dtype:

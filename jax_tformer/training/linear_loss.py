@@ -18,10 +18,12 @@ from jaxtyping import Array, Float, Int
 from jax_tformer.config import IGNORED, CapForm
 from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.model.layers import soft_cap
-from jax_tformer.model.parameters import Count, Scalar, accumulator, context_parts
+from jax_tformer.model.parameters import Count, Scalar, accumulator, context_parts, gather_features, row_parts
 
 LOGITS_AT_ONCE = 2**26
-"""The most logits at once: 256 MB in float32."""
+"""The most logits at once on each device: 256 MB in float32."""
+MORE_AT_ONCE = {"gpu": 4}
+"""A kind of device where so many times more are faster: each part reads and writes the whole gradient of the table."""
 Cap = tuple[float, CapForm]
 _LANES = 128
 """On tensor cores, products in narrow types are fastest if the vocabulary is a multiple of this."""
@@ -61,7 +63,7 @@ def _with_gradients(
 ) -> tuple[Array, tuple[Array, Array, Array | None]]:
     """Returns the loss, and its gradients by x, table and bias."""
     high = accumulator(x.dtype)
-    narrow = table.astype(x.dtype)
+    narrow = gather_features(table.astype(x.dtype))
 
     def add(sums: tuple[Array, Array, Array], part: tuple[Array, Array]) -> tuple[tuple[Array, Array, Array], Array]:
         loss, by_table, by_bias = sums
@@ -82,6 +84,7 @@ def _with_gradients(
     zeros = jnp.zeros((), high), jnp.zeros(table.shape, high), jnp.zeros(len(table), high)
     (loss, by_table, by_bias), by_x = jax.lax.scan(add, zeros, _parts(x, labels, len(table)))
     by_x = by_x.swapaxes(0, 1).reshape(-1, x.shape[1])[: len(x)]
+    by_table = gather_features(by_table)
     gradients = by_x, by_table.astype(table.dtype), None if bias is None else by_bias[:vocabulary].astype(bias.dtype)
     return loss, gradients
 
@@ -125,7 +128,8 @@ def _parts(x: Array, labels: Array, vocabulary: int) -> tuple[Array, Array]:
     Part p has the rows p, p + parts ..., so that every device holds rows of every part if rows are split over devices.
     The number of parts is a power of two, so that rows rarely need to be filled up.
     """
-    parts = 1 << max(0, math.ceil(math.log2(len(x) * vocabulary / LOGITS_AT_ONCE)))
+    at_once = LOGITS_AT_ONCE * MORE_AT_ONCE.get(jax.default_backend(), 1) * row_parts() * context_parts()
+    parts = 1 << max(0, math.ceil(math.log2(len(x) * vocabulary / at_once)))
     parts = min(parts, len(x))
     missing = -len(x) % parts
     rows = jnp.pad(x, ((0, missing), (0, 0)))

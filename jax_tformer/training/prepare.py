@@ -64,10 +64,16 @@ def require_room_for_batches(data: TextData | PairData, training: TrainingConfig
 def fit_to_devices(
     config: TransformerConfig, batch: Mapping[str, Any], mesh: Mesh, accumulation: int
 ) -> TransformerConfig:
-    """Replaces compute.remat "auto" by a choice for training on batches shaped like `batch`."""
+    """Replaces compute.remat "auto" and compute.unroll None by choices for training on batches shaped like `batch`.
+
+    On a GPU the layers are unrolled: a loop would copy each layer's parameters, and what its backward pass needs.
+    """
+    device = mesh.local_devices[0]
+    if config.compute.unroll is None:
+        depth = max(stack.num_layers for stack in config.stacks.values())
+        config = config.with_compute(unroll=depth if device.platform == "gpu" else 1)
     if config.compute.remat != "auto":
         return config
-    device = mesh.local_devices[0]
     # Of the smallest device of any process, so that all compile the same program.
     limit = least(None if device.platform == "cpu" else (device.memory_stats() or {}).get("bytes_limit"))
     part = {

@@ -98,8 +98,12 @@ def _prepare(
     devices: np.ndarray = np.array(topology.devices[:count]).reshape(*shape.values())
     on = Mesh(devices, tuple(shape), axis_types=(AxisType.Auto,) * len(shape))
     batch = abstract_batch(on, largest_batch(experiment))
-    tx = optimizer(experiment.optimizer, training.steps)
-    return on, prepare.prepare(transformer(experiment.model), tx, on, training, batch)
+    tx, model = optimizer(experiment.optimizer, training.steps), experiment.model
+    if model.compute.remat == "auto":
+        # A chip that is not here says nothing about its memory.
+        model = model.with_compute(remat="dots")
+    model = prepare.fit_to_devices(model, batch, on, training.accumulation)
+    return on, prepare.prepare(transformer(model), tx, on, training, batch)
 
 
 def largest_batch(experiment: ExperimentConfig) -> dict[str, jax.ShapeDtypeStruct]:

@@ -69,10 +69,10 @@ def test_what_auto_becomes_on_a_processor():
     assert prepare.fit_to_devices(with_remat("full", None), BATCH, mesh, 1) == with_remat("full")
 
 
-def test_layers_are_unrolled_on_a_gpu():
-    mesh = SimpleNamespace(local_devices=[SimpleNamespace(platform="gpu")])
-    assert prepare.fit_to_devices(with_remat("full", None), BATCH, mesh, 1) == with_remat("full", 4)
-    assert prepare.fit_to_devices(with_remat("full", 2), BATCH, mesh, 1) == with_remat("full", 2)
+@pytest.mark.parametrize(("fsdp", "asked", "unroll"), [(1, None, 4), (1, 2, 2), (8, None, 1)])
+def test_layers_are_unrolled_on_gpus_without_fsdp(fsdp, asked, unroll):
+    mesh = SimpleNamespace(local_devices=[SimpleNamespace(platform="gpu")], shape={"fsdp": fsdp})
+    assert prepare.fit_to_devices(with_remat("full", asked), BATCH, mesh, 1) == with_remat("full", unroll)
 
 
 def test_a_state_that_no_memory_holds_is_refused_before_anything_is_compiled(monkeypatch):

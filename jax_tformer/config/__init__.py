@@ -269,7 +269,7 @@ class ComputeConfig:
     remat: Remat = "auto"
     """What the backward pass recomputes: nothing, all but products and attention (dots), or whole layers (full)."""
     unroll: Positive | None = None
-    """Layers computed in one iteration of the scan over layers; None: one, and all where train.py trains on a GPU."""
+    """Layers in one iteration of the scan over layers; None: one, but all in training on GPUs without --mesh.fsdp."""
 
     def __post_init__(self) -> None:
         check_fields(self)

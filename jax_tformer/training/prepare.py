@@ -66,12 +66,14 @@ def fit_to_devices(
 ) -> TransformerConfig:
     """Replaces compute.remat "auto" and compute.unroll None by choices for training on batches shaped like `batch`.
 
-    On a GPU the layers are unrolled: a loop would copy each layer's parameters, and what its backward pass needs.
+    On a GPU the layers are unrolled, since a loop copies the parameters of each layer and what its backward pass needs.
+    With FSDP they are not, since without a loop nothing keeps the compiler from gathering all layers at once.
     """
     device = mesh.local_devices[0]
     if config.compute.unroll is None:
         depth = max(stack.num_layers for stack in config.stacks.values())
-        config = config.with_compute(unroll=depth if device.platform == "gpu" else 1)
+        unrolls = device.platform == "gpu" and mesh.shape["fsdp"] == 1
+        config = config.with_compute(unroll=depth if unrolls else 1)
     if config.compute.remat != "auto":
         return config
     # Of the smallest device of any process, so that all compile the same program.

@@ -35,7 +35,7 @@ _CACHE_WARNING = re.compile(
 _CPU_DEVICES = re.compile(r"--xla_force_host_platform_device_count=(\d+)")
 
 OPTIONS: dict[str, Options] = {
-    # Overlaps the exchange of gradients between devices with computation. Not measured yet.
+    # Overlaps the exchange of gradients between devices with computation. On one GPU it changes nothing.
     "gpu": {"xla_gpu_enable_latency_hiding_scheduler": True}
 }
 """JAX's name of the platform -> compiler options. On GPUs, XLA uses command buffers by default."""

@@ -7,7 +7,9 @@ draws tables, before it is needed.
 import json
 import math
 import os
+import shutil
 import statistics
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -90,7 +92,7 @@ def run_benchmark(
                 raise InputError(
                     f"--against and --out are both {session.out}; expected two files, as --out is overwritten"
                 )
-            saved = read_saved(against, name, describe_machine(session.device))
+            saved = read_saved(against, name, describe_machine(name_device(session.device)))
         report = measure(session)
     except (InputError, SideFailed) as error:
         print(f"{prog}: error: {error}", file=sys.stderr)
@@ -158,7 +160,7 @@ class Session:
         """
         from rich.table import Table
 
-        machine, share = describe_machine(self.device), self._others.share()
+        machine, share = describe_machine(name_device(self.device)), self._others.share()
         notes = [*found.notes]
         if self.device == "cpu" and machine.vendor == "AuthenticAMD":
             notes.append("This is an AMD processor: torch multiplies matrices with MKL, which is slow on some of them.")
@@ -175,6 +177,15 @@ class Session:
                 item.title = f"{item.title}; {machine}"
             self._console.print(item, highlight=False)
         self._console.print(f"written to {self.out} after {seconds:.0f} s", highlight=False, soft_wrap=True)
+
+
+def name_device(device: str) -> str:
+    """Returns "cpu", or "gpu" with the name that the driver knows it by; asking the driver occupies nothing."""
+    tool = shutil.which("nvidia-smi")
+    if device == "cpu" or tool is None:
+        return device
+    asked = subprocess.run([tool, "--query-gpu=name", "--format=csv,noheader"], capture_output=True, text=True)
+    return ": ".join([device, *asked.stdout.splitlines()[:1]])
 
 
 def side_environment(device: str, *, uses_jax: bool = True) -> dict[str, str]:

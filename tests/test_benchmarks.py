@@ -15,7 +15,7 @@ from jax.extend.core import jaxprs_in_params
 from jax.interpreters.partial_eval import dce_jaxpr
 
 from benchmarks import compiled, corpus, decoding, optimizers, processes, startup, train_step
-from benchmarks.session import Report, run_benchmark, spread
+from benchmarks.session import Report, name_device, run_benchmark, spread
 from benchmarks.sides import OURS
 from benchmarks.sides.reference import Reference
 from benchmarks.training_cases import OPTIMIZER, BatchShape, draw_batch, without_dropout
@@ -101,6 +101,17 @@ def test_a_step_for_other_chips_says_what_it_needs(arguments, message, capsys):
         pytest.skip("this JAX may compile for it")
     assert compiled.main(arguments.split()) == 2
     assert message in capsys.readouterr().err
+
+
+def test_figures_name_the_gpu(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert (name_device("cpu"), name_device("gpu")) == ("cpu", "gpu")
+    driver = tmp_path / "nvidia-smi"
+    driver.write_text("#!/bin/sh\necho NVIDIA H200\necho NVIDIA A100\n")
+    driver.chmod(0o755)
+    assert (name_device("cpu"), name_device("gpu")) == ("cpu", "gpu: NVIDIA H200")
+    driver.write_text("#!/bin/sh\nexit 9\n")
+    assert name_device("gpu") == "gpu"
 
 
 def test_torch_alone_loads_no_other_framework():

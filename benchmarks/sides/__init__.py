@@ -49,8 +49,10 @@ class Training:
         side.start(0, draw_weights(side.shapes()))
 
     def first_step(self) -> StepFigures:
-        """Makes the first update, which also compiles."""
-        return self._side.step(self._batch, None)
+        """Makes the first update, which also compiles; then hands back memory as `turn` does."""
+        figures = self._side.step(self._batch, None)
+        free_torch_memory()
+        return figures
 
     def turn(self, steps: int, size: int) -> Turn:
         """Makes one update to warm up, then so many `steps`; and a product of two squares of this `size`.

@@ -36,14 +36,15 @@ def scan_layers(
 ) -> tuple[Array, Any]:
     """Runs stacked layers with `jax.lax.scan`; returns the residual stream and what was captured, stacked along L.
 
-    The layers take the `windows` by turns. One turn over the whole pattern is compiled, so that compile time does not
-    grow with depth, and `how.unroll` turns make one iteration.
+    The layers take the `windows` by turns. One turn over the whole pattern is compiled, and `how.unroll` turns make one
+    iteration, so that compile time does not grow with depth unless all are unrolled.
     """
     graph, parameters = nnx.split(blocks, nnx.Param)
     count, period = len(jax.tree.leaves(parameters)[0]), len(windows)
     whole = count // period
     unroll = min(how.unroll or 1, whole)
-    looped = unroll < whole
+    # Otherwise there is no loop, or some layers stand outside of it.
+    looped = unroll < whole and whole % unroll == 0
 
     def body(window: Window, in_loop: bool) -> Callable[[Array, Any], tuple[Array, Any]]:
         def run(x: Array, own: Any) -> tuple[Array, Any]:

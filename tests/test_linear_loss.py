@@ -141,13 +141,38 @@ def test_no_array_holds_all_logits(monkeypatch):
     assert sizes[0] - sizes[1] > 0.8 * 4 * 4096 * (256 - 8)
 
 
-@pytest.mark.parametrize(("axis", "rows"), [("tensor", 4), ("data", 32), ("fsdp", 32), ("context", 32)])
-def test_each_device_has_as_many_logits_as_one_alone(axis, rows, monkeypatch):
-    """Eight devices that share the rows take eight times as many at once, and so exchange an eighth as often."""
+@pytest.mark.parametrize(
+    ("platform", "axis", "batch", "rows"),
+    [
+        ("gpu", "tensor", 8, 4),
+        ("gpu", "data", 8, 32),
+        ("gpu", "fsdp", 8, 32),
+        ("gpu", "context", 8, 32),
+        ("gpu", "data", 4, 4),
+        ("gpu", "x", 8, 4),
+        ("cpu", "data", 8, 4),
+    ],
+)
+def test_each_device_has_as_many_logits_as_one_alone(platform, axis, batch, rows, monkeypatch):
+    """Where eight devices share the rows, each with its memory, a part has eight times as many of them."""
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", 4 * VOCABULARY)
     monkeypatch.setattr(linear_loss, "MORE_AT_ONCE", {})
-    sizes = {"data": 1, "fsdp": 1, "context": 1, "tensor": 1, axis: 8}
-    mesh = AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * 4)
-    with jax.sharding.use_abstract_mesh(mesh):
-        parts, _ = linear_loss._parts(jnp.zeros((64, WIDTH)), jnp.zeros(64, int), VOCABULARY)
-    assert parts.shape == (64 // rows, rows, WIDTH)
+    monkeypatch.setattr(jax, "default_backend", lambda: platform)
+    with jax.sharding.use_abstract_mesh(mesh_of_eight(axis)):
+        assert batch * 16 / linear_loss._count_parts(jnp.zeros((batch, 16, WIDTH)), VOCABULARY) == rows
+
+
+@pytest.mark.parametrize(("axis", "gathered"), [("data", 0), ("fsdp", 2)])
+def test_the_table_and_its_gradient_are_exchanged_once(axis, gathered):
+    """With FSDP: before the loop over the parts and after it, and not in each of its iterations."""
+    *floats, labels = inputs("float32", False)
+    with jax.sharding.use_abstract_mesh(mesh_of_eight(axis)):
+        program = jax.make_jaxpr(jax.grad(lambda *given: linear_cross_entropy(*given, None, labels)[0]))(*floats[:2])
+    assert str(program).count("sharding_constraint[") == gathered
+
+
+def mesh_of_eight(axis):
+    sizes = {"data": 1, "fsdp": 1, "context": 1, "tensor": 1} | {axis: 8}
+    if axis == "x":
+        sizes = {"x": 8}
+    return AbstractMesh(tuple(sizes.values()), tuple(sizes), axis_types=(AxisType.Auto,) * len(sizes))

@@ -41,10 +41,17 @@ def test_less_is_kept_the_more_is_computed_again():
 
 @pytest.mark.parametrize(
     ("layers", "unroll", "by_turns", "apart"),
-    [(4, 1, False, {False}), (4, 4, False, {True}), (4, 1, True, {True}), (7, 1, True, {False, True})],
+    [
+        (4, 1, False, {False}),
+        (4, 2, False, {False}),
+        (4, 3, False, {True}),
+        (4, 4, False, {True}),
+        (4, 1, True, {True}),
+        (7, 1, True, {False, True}),
+    ],
 )
 def test_the_compiler_does_not_merge_what_is_computed_again(layers, unroll, by_turns, apart):
-    """It would, on a GPU, where layers are in no loop: unrolled ones, and those after whole turns of three."""
+    """It would, on a GPU, where layers are in no loop: unrolled ones, those left over, and those after whole turns."""
     windows = {"window": 5, "window_layers": (True, False, False)} if by_turns else {}
     stack = dataclasses.replace(STACK, num_layers=layers, **windows)
     net = transformer(dataclasses.replace(with_remat("full", unroll), decoder=stack))

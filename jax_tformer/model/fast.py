@@ -19,7 +19,16 @@ from jaxtyping import Array, Bool, Float, Int
 from jax_tformer.config import AttentionImplementation
 from jax_tformer.config.errors import InputError, reason_of, require
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import KeyHeads, Queries, Shape, accumulator, context_parts, drop, row_parts
+from jax_tformer.model.parameters import (
+    KeyHeads,
+    Queries,
+    Shape,
+    accumulator,
+    context_parts,
+    drop,
+    has_our_axes,
+    row_parts,
+)
 from jax_tformer.scan import ATTENTION_OUTPUT
 
 Attend = Callable[..., tuple[Array, Any]]
@@ -67,7 +76,7 @@ def choose_implementation(
         return "cudnn" if fits and _refusal("cudnn", mask, drops) is None else "einsum"
     if platform == "tpu" and dtype != jnp.float64 and not any(length % BLOCK for length in lengths):
         # Several devices can share the kernel only on a mesh that is set, and only if it divides the rows.
-        fits = jax.device_count() == 1 or not (get_abstract_mesh().empty or query[0] % row_parts())
+        fits = jax.device_count() == 1 or (has_our_axes() and query[0] % row_parts() == 0)
         return "pallas" if fits and _refusal("pallas", mask, drops) is None else "einsum"
     return "einsum"
 

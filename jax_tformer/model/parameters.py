@@ -165,10 +165,14 @@ def split_over_mesh(x: Array) -> Array:
 
     Otherwise the compiler may split features, as it finds the parameters split, and compute all rows on every device.
     """
+    return x if batch_parts(x) == 1 else jax.lax.with_sharding_constraint(x, BATCH)
+
+
+def batch_parts(x: Array) -> int:
+    """Returns over how many devices `split_over_mesh` splits `[B, T, ...]`."""
     rows, positions = row_parts(), context_parts()
-    if not _has_our_axes() or rows * positions == 1 or len(x) % rows or x.shape[1] % positions:
-        return x
-    return jax.lax.with_sharding_constraint(x, BATCH)
+    splits = has_our_axes() and len(x) % rows == 0 == x.shape[1] % positions
+    return rows * positions if splits else 1
 
 
 def gather_features(table: Array) -> Array:
@@ -176,12 +180,12 @@ def gather_features(table: Array) -> Array:
 
     A loop that reads the table then finds it whole; otherwise the compiler gathers it anew in every iteration.
     """
-    if not _has_our_axes() or get_abstract_mesh().shape["fsdp"] == 1:
+    if not has_our_axes() or get_abstract_mesh().shape["fsdp"] == 1:
         return table
     return jax.lax.with_sharding_constraint(table, PartitionSpec(PartitionSpec.UNCONSTRAINED, None))
 
 
-def _has_our_axes() -> bool:
+def has_our_axes() -> bool:
     """Whether the compiler splits arrays over a mesh like ours: a user's may have other axes, or be of shard_map."""
     return {"data", "fsdp", "context"} <= set(get_abstract_mesh().auto_axes)
 

@@ -18,10 +18,10 @@ from jaxtyping import Array, Float, Int
 from jax_tformer.config import IGNORED, CapForm
 from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.model.layers import soft_cap
-from jax_tformer.model.parameters import Count, Scalar, accumulator, context_parts, gather_features, row_parts
+from jax_tformer.model.parameters import Count, Scalar, accumulator, batch_parts, context_parts, gather_features
 
 LOGITS_AT_ONCE = 2**26
-"""The most logits at once on each device: 256 MB in float32."""
+"""The most logits at once on each device, or on all devices of a CPU: 256 MB in float32."""
 MORE_AT_ONCE = {"gpu": 4}
 """A kind of device where so many times more are faster: each part reads and writes the whole gradient of the table."""
 Cap = tuple[float, CapForm]
@@ -42,11 +42,11 @@ def linear_cross_entropy(
     The sum is in nats, with what `loss` adds to it. With a `cap` and its form, the logits are bounded (see `soft_cap`).
     """
     vocabulary = len(table)
-    flat, targets = (_flatten(array) for array in (x, labels))
     if x.dtype != accumulator(x.dtype):
         table = jnp.pad(table, ((0, -vocabulary % _LANES), (0, 0)))
-    counted = (targets != IGNORED).sum()
-    return _summed(flat, table, bias, targets, vocabulary, loss, cap), counted
+    parts = _count_parts(x, len(table))
+    rows, targets = _divide(x, parts, 0), _divide(labels, parts, IGNORED)
+    return _summed(rows, table, bias, targets, vocabulary, loss, cap), (labels != IGNORED).sum()
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(4, 5, 6))
@@ -61,7 +61,7 @@ def _summed(
 def _with_gradients(
     x: Array, table: Array, bias: Array | None, labels: Array, vocabulary: int, config: LossConfig, cap: Cap | None
 ) -> tuple[Array, tuple[Array, Array, Array | None]]:
-    """Returns the loss, and its gradients by x, table and bias."""
+    """Returns the loss, and its gradients by x, table and bias; x and labels are as `_divide` returns them."""
     high = accumulator(x.dtype)
     narrow = gather_features(table.astype(x.dtype))
 
@@ -82,8 +82,7 @@ def _with_gradients(
         return (loss + losses.sum(), by_table, by_bias), by_logits @ narrow
 
     zeros = jnp.zeros((), high), jnp.zeros(table.shape, high), jnp.zeros(len(table), high)
-    (loss, by_table, by_bias), by_x = jax.lax.scan(add, zeros, _parts(x, labels, len(table)))
-    by_x = by_x.swapaxes(0, 1).reshape(-1, x.shape[1])[: len(x)]
+    (loss, by_table, by_bias), by_x = jax.lax.scan(add, zeros, (x, labels))
     by_table = gather_features(by_table)
     gradients = by_x, by_table.astype(table.dtype), None if bias is None else by_bias[:vocabulary].astype(bias.dtype)
     return loss, gradients
@@ -116,25 +115,26 @@ def _summed_jvp(
     return loss, moved
 
 
-def _flatten(x: Array) -> Array:
-    """Makes `[N, ...]` of `[B, T, ...]`, with each device's positions together if the mesh splits rows along T."""
-    apart = x.reshape(len(x), context_parts(), -1, *x.shape[2:])
-    return apart.swapaxes(0, 1).reshape(-1, *x.shape[2:])
+def _count_parts(x: Array, vocabulary: int) -> int:
+    """Returns into how many parts the logits of `[B, T, D]` are divided, a power of two."""
+    platform = jax.default_backend()
+    # The devices of a CPU share its memory.
+    devices = 1 if platform == "cpu" else batch_parts(x)
+    at_once = LOGITS_AT_ONCE * MORE_AT_ONCE.get(platform, 1) * devices
+    count = len(x) * x.shape[1]
+    return min(1 << max(0, math.ceil(math.log2(count * vocabulary / at_once))), count)
 
 
-def _parts(x: Array, labels: Array, vocabulary: int) -> tuple[Array, Array]:
-    """Returns rows and labels as `[parts, rows, ...]`, filled up with rows that do not count.
+def _divide(x: Array, parts: int, fill: int) -> Array:
+    """Makes `[parts, N, ...]` of `[B, T, ...]`, with rows of `fill` at the end if they are not whole parts.
 
-    Part p has the rows p, p + parts ..., so that every device holds rows of every part if rows are split over devices.
-    The number of parts is a power of two, so that rows rarely need to be filled up.
+    Part p has the rows p, p + parts ... of all: with each device's positions together if the mesh splits rows along T,
+    so that every device holds rows of every part.
     """
-    at_once = LOGITS_AT_ONCE * MORE_AT_ONCE.get(jax.default_backend(), 1) * row_parts() * context_parts()
-    parts = 1 << max(0, math.ceil(math.log2(len(x) * vocabulary / at_once)))
-    parts = min(parts, len(x))
-    missing = -len(x) % parts
-    rows = jnp.pad(x, ((0, missing), (0, 0)))
-    targets = jnp.pad(labels, (0, missing), constant_values=IGNORED)
-    return rows.reshape(-1, parts, x.shape[1]).swapaxes(0, 1), targets.reshape(-1, parts).T
+    apart = x.reshape(len(x), context_parts(), -1, *x.shape[2:]).swapaxes(0, 1)
+    flat = apart.reshape(-1, *x.shape[2:])
+    whole = jnp.pad(flat, ((0, -len(flat) % parts), *[(0, 0)] * (flat.ndim - 1)), constant_values=fill)
+    return whole.reshape(-1, parts, *x.shape[2:]).swapaxes(0, 1)
 
 
 def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int, cap: Cap | None) -> Float[Array, "N V"]:

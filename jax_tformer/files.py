@@ -21,7 +21,7 @@ from typing import Any, TypeVar
 
 import dacite
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import WHY, InputError, explained, require
 
 C = TypeVar("C")
 Json = dict[str, Any]
@@ -38,10 +38,8 @@ _CACHE_BYTES = 2**32
 
 def user_path(path: str | Path) -> Path:
     """`path` with a leading ~ resolved; raises InputError if it names a user that does not exist."""
-    try:
+    with explained(f"{path} begins with the home of an unknown user; expected a full path", RuntimeError):
         return Path(path).expanduser()
-    except RuntimeError as error:
-        raise InputError(f"{path} begins with the home of an unknown user; expected a full path") from error
 
 
 def hub_folder(what: str, name: str, revision: str | None, option: str, files: Sequence[str]) -> Path:
@@ -91,10 +89,8 @@ def from_dict(kind: type[C], values: Any, *, where: str) -> C:
     """A `kind` from nested dicts; raises InputError (naming `where`) for unknown, missing or ill-typed fields."""
     if not isinstance(values, dict):
         raise InputError(f"{where} holds {type(values).__name__}; expected an object with the fields of a config")
-    try:
+    with explained(f"{where} is not a valid {kind.__name__}: {WHY}", (dacite.DaciteError, InputError)):
         return dacite.from_dict(kind, values, dacite.Config(strict=True, type_hooks={float: _as_float}, cast=[tuple]))
-    except (dacite.DaciteError, InputError) as error:
-        raise InputError(f"{where} is not a valid {kind.__name__}: {' '.join(str(error).split())}") from error
 
 
 def _as_float(value: Any) -> Any:
@@ -148,13 +144,9 @@ def require_new_folder(out: Path) -> None:
 def require_writable(folder: Path) -> None:
     """Raises InputError unless something can be written to `folder`, or to where it would be made; leaves no trace."""
     existing = next(path for path in (folder, *folder.absolute().parents) if path.exists())
-    try:
+    with explained(f"cannot write to {existing} ({WHY}); choose another folder, or change its permissions"):
         # Tried, because on some systems (/proc, a full disk) the permissions allow what writing does not.
         tempfile.TemporaryFile(dir=existing).close()
-    except OSError as error:
-        raise InputError(
-            f"cannot write to {existing} ({error.strerror}); choose another folder, or change its permissions"
-        ) from error
 
 
 @contextmanager
@@ -207,12 +199,8 @@ def new_folder(out: Path) -> Iterator[Path]:
 def read_json(path: Path, most: int = SMALL) -> Any:
     """The JSON value in a file; raises InputError as `read_text` does, and if `parse_json` refuses it."""
     text = read_text(path, most)
-    try:
+    with explained(f"{path} is damaged: it is not JSON ({WHY}); restore it, or start a new run with --run", ValueError):
         return parse_json(text)
-    except ValueError as error:
-        raise InputError(
-            f"{path} is damaged: it is not JSON ({error}); restore it, or start a new run with --run"
-        ) from error
 
 
 def value_in(path: Path, name: str) -> Any:
@@ -312,10 +300,8 @@ def cache_folder() -> Path:
     Raises InputError for a user without a home folder, as in some containers.
     """
     base = os.environ.get("XDG_CACHE_HOME")
-    try:
+    with explained("this user has no home folder for the cache; set XDG_CACHE_HOME to a folder", RuntimeError):
         return (Path(base) if base else Path.home() / ".cache") / "jax-tformer"
-    except RuntimeError as error:
-        raise InputError("this user has no home folder for the cache; set XDG_CACHE_HOME to a folder") from error
 
 
 def cache_bytes() -> int:

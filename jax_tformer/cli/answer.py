@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import WHY, InputError, explained, require
 from jax_tformer.config.experiment import DecodingConfig, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.decoding.texts import Completion, Prompt, PromptReader, TranslationScores, translation_scores
@@ -279,17 +279,15 @@ def read_lines(path: Path | None) -> Iterator[Line]:
     """
     name = "standard input" if path is None else str(path)
     empty = True
-    try:
-        with nullcontext(sys.stdin and sys.stdin.buffer) if path is None else open(user_path(path), "rb") as stream:
-            for number, line in enumerate(stream or (), 1):
-                place = f"line {number:,} of {name}"
-                text = _decode(line, "utf-8-sig" if number == 1 else "utf-8", place)
-                empty = empty and not text.strip()
-                yield text.removesuffix("\n").removesuffix("\r"), number, place
-    except OSError as error:
-        raise InputError(
-            f"{name} cannot be read ({error.strerror}); expected a file of text; check the path"
-        ) from error
+    with (
+        explained(f"{name} cannot be read ({WHY}); expected a file of text; check the path"),
+        nullcontext(sys.stdin and sys.stdin.buffer) if path is None else open(user_path(path), "rb") as stream,
+    ):
+        for number, line in enumerate(stream or (), 1):
+            place = f"line {number:,} of {name}"
+            text = _decode(line, "utf-8-sig" if number == 1 else "utf-8", place)
+            empty = empty and not text.strip()
+            yield text.removesuffix("\n").removesuffix("\r"), number, place
     elsewhere = ", or --prompt, --source or --file" if path is None else ""
     require(not empty, f"{name} is empty; expected a text on each line{elsewhere}")
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import InputError, explained, require
 from jax_tformer.data.tokenizers import read_settings, special_tokens
 from jax_tformer.decoding.texts import Prompt, PromptReader
 from jax_tformer.files import Json, read_text
@@ -47,16 +47,15 @@ class ChatTemplate:
 
     def _ask(self, names: Json | None) -> str:
         asked = json.dumps({"source": self.source, "names": names})
-        try:
+        with explained(
+            f"the chat template in {self.where} takes more time or memory than any conversation needs; "
+            "check it, or leave --chat out",
+            subprocess.SubprocessError,
+        ):
             # -P: the modules beside that file do not take the place of others.
             done = subprocess.run(
                 [sys.executable, "-P", _PROCESS], input=asked, capture_output=True, text=True, timeout=_WAIT, check=True
             )
-        except (subprocess.CalledProcessError, subprocess.TimeoutExpired):
-            raise InputError(
-                f"the chat template in {self.where} takes more time or memory than any conversation needs; "
-                "check it, or leave --chat out"
-            ) from None
         outcome, text = json.loads(done.stdout)
         require(outcome != "damaged", f"the chat template in {self.where} is damaged ({text}); restore it")
         require(outcome != "refused", f"the chat template in {self.where} refuses this ({text})")

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from jax_tformer.config import Dtype
-from jax_tformer.config.errors import InputError, reason_of, require
+from jax_tformer.config.errors import WHY, explained, require
 from jax_tformer.files import list_files, new_folder, require_new_folder, to_dict, user_path, write_json
 from jax_tformer.runs.folder import (
     RunFolder,
@@ -94,7 +94,5 @@ def export_weights(out: Path, trained: Trained) -> None:
     with new_folder(out) as whole:
         trained.tokenizer.save(whole)
         write_json(whole / "config.json", to_dict(trained.net.config))
-        try:
+        with explained(f"cannot write {out}: {WHY}", safetensors.SafetensorError):
             save_weights(whole / "model.safetensors", trained.params, trained.net.config)
-        except safetensors.SafetensorError as error:
-            raise InputError(f"cannot write {out}: {reason_of(error)}") from error

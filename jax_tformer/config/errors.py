@@ -1,7 +1,8 @@
 """The one exception that means "the user can mend this", and the checks that raise it."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from functools import cache
 from types import NoneType, UnionType
 from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
@@ -33,6 +34,8 @@ NotNegative = Annotated[float, Bound("a finite number of at least 0", lambda x: 
 Rate = Annotated[float, Bound("a number from 0 to below 1", lambda x: _is_finite(x) and 0 <= x < 1)]
 Share = Annotated[float, Bound("a fraction above 0 and below 1", lambda x: _is_finite(x) and 0 < x < 1)]
 _LONGEST = 4000
+WHY = "\0"
+"""What an error says, in a message of `explained`."""
 
 
 class InputError(ValueError):
@@ -63,6 +66,15 @@ class TrainingFailed(RuntimeError):
 def reason_of(error: Exception) -> str:
     """Returns what an error of a library says, on one line, or its name if it says nothing."""
     return " ".join(str(error).split()) or type(error).__name__
+
+
+@contextmanager
+def explained(message: str, kinds: type[Exception] | tuple[type[Exception], ...] = OSError) -> Iterator[None]:
+    """Inside, errors of these kinds become InputError(message), in which WHY is what they say."""
+    try:
+        yield
+    except kinds as error:
+        raise InputError(message.replace(WHY, getattr(error, "strerror", None) or reason_of(error))) from error
 
 
 def require(condition: object, message: str) -> None:

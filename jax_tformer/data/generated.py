@@ -29,7 +29,7 @@ import numpy as np
 from babel import Locale
 from babel.dates import DateTimeFormat, DateTimePattern, parse_pattern, tokenize_pattern
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import explained
 from jax_tformer.data.order import held_out_items
 
 FIRST_DAY = date(1969, 1, 1)
@@ -207,10 +207,8 @@ def equations() -> str:
 
 def python_docs() -> Iterable[str]:
     """Returns the topics of the language reference that ships inside CPython."""
-    try:
+    with explained("this Python comes without pydoc_data; install all of its standard library", ImportError):
         from pydoc_data import topics
-    except ImportError as error:
-        raise InputError("this Python comes without pydoc_data; install all of its standard library") from error
     # Some texts are there under two names.
     return dict.fromkeys(topics.topics[name] for name in sorted(topics.topics))
 

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from jax_tformer.config.errors import InputError, reason_of, require
+from jax_tformer.config.errors import WHY, InputError, explained, reason_of, require
 from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data import generated
 from jax_tformer.data.order import held_out_items
@@ -139,10 +139,8 @@ def _opened(path: Path) -> Any:
 
 
 def _pyarrow(path: Path) -> Any:
-    try:
+    with explained(f"{path} takes pyarrow to read; install it: pip install 'jax-tformer[shards]'", ImportError):
         import pyarrow.parquet
-    except ImportError as error:
-        raise InputError(f"{path} takes pyarrow to read; install it: pip install 'jax-tformer[shards]'") from error
     return pyarrow
 
 
@@ -203,21 +201,21 @@ def documents(path: Path, field: str = "text") -> Iterator[Document]:
 
 def _read_parquet(path: Path, column: str) -> Iterator[str | None]:
     arrow = _pyarrow(path)
-    try:
-        with closing(arrow.parquet.ParquetFile(path)) as file:
-            kinds = dict(zip(file.schema_arrow.names, map(str, file.schema_arrow.types), strict=True))
-            require(
-                column in kinds,
-                f"{path} has the columns {', '.join(kinds)}; expected {column!r} among them: --data.column NAME",
-            )
-            require(
-                kinds[column] in ("string", "large_string", "string_view"),
-                f"{path}: the column {column!r} holds {kinds[column]}; expected text; name another --data.column",
-            )
-            for batch in file.iter_batches(1024, columns=[column]):
-                yield from batch[0].to_pylist()
-    except (arrow.ArrowException, OSError) as error:
-        raise InputError(f"{path} is damaged ({reason_of(error)}); restore it; then go on") from error
+    with (
+        explained(f"{path} is damaged ({WHY}); restore it; then go on", (arrow.ArrowException, OSError)),
+        closing(arrow.parquet.ParquetFile(path)) as file,
+    ):
+        kinds = dict(zip(file.schema_arrow.names, map(str, file.schema_arrow.types), strict=True))
+        require(
+            column in kinds,
+            f"{path} has the columns {', '.join(kinds)}; expected {column!r} among them: --data.column NAME",
+        )
+        require(
+            kinds[column] in ("string", "large_string", "string_view"),
+            f"{path}: the column {column!r} holds {kinds[column]}; expected text; name another --data.column",
+        )
+        for batch in file.iter_batches(1024, columns=[column]):
+            yield from batch[0].to_pylist()
 
 
 def _named(path: str) -> list[Path]:
@@ -445,10 +443,8 @@ class StoredIds:
             count = min(end, size) - first
             if count > 0:
                 mend = f"{_MEND}; then the same command continues the run"
-                try:
+                with explained(f"{path} cannot be read any more ({WHY}); {mend}"):
                     found.append(np.fromfile(path, kind, count, offset=offset + first * kind.itemsize))
-                except OSError as error:
-                    raise InputError(f"{path} cannot be read any more ({error.strerror}); {mend}") from error
                 require(len(found[-1]) == count, f"{path} has become shorter since the start; {mend}")
             begin -= size
             end -= size

@@ -21,7 +21,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
-from jax_tformer.config.errors import InputError, reason_of, require
+from jax_tformer.config.errors import WHY, InputError, explained, require
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.files import Json, from_dict, hub_folder, kept, read_json, read_text, user_path, write_json, write_text
 
@@ -522,12 +522,11 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
     settings = read_settings(Path(folder))
     where = str(Path(folder) / "tokenizer_config.json")
     framing = from_dict(Framing, settings["framing"], where=where) if "framing" in settings else None
-    try:
+    # The library raises nothing narrower.
+    with explained(f"{path} is not a tokenizer ({WHY}); restore it, or start a new run", Exception):
         backend = tokenizers.Tokenizer.from_str(text)
         follow_settings(backend, settings, special_tokens(settings))
         return Tokenizer(backend, _roles(settings), framing)
-    except Exception as error:  # the library raises nothing narrower
-        raise InputError(f"{path} is not a tokenizer ({reason_of(error)}); restore it, or start a new run") from error
 
 
 def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:

@@ -22,7 +22,7 @@ import safetensors
 from safetensors.numpy import save_file
 
 from jax_tformer.config import LoraConfig, LoraTarget
-from jax_tformer.config.errors import InputError, reason_of, require
+from jax_tformer.config.errors import WHY, InputError, explained, require
 from jax_tformer.files import (
     Json,
     new_folder,
@@ -127,12 +127,9 @@ def save_adapters(
     inputs_first = any(found[name].inputs_first for name in theirs)
     said = _written(net.config.lora, {name: len(a) for name, (a, _) in theirs.items()}, names, base, inputs_first)
     metadata = {"format": "pt", _KEY: json.dumps(to_dict(net.config.lora))}
-    try:
-        with new_folder(out) as whole:
-            save_file(arrays, whole / WEIGHTS, metadata=metadata)
-            write_json(whole / CONFIG, said)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"cannot write {out}: {reason_of(error)}") from error
+    with explained(f"cannot write {out}: {WHY}", (OSError, safetensors.SafetensorError)), new_folder(out) as whole:
+        save_file(arrays, whole / WEIGHTS, metadata=metadata)
+        write_json(whole / CONFIG, said)
 
 
 def load_adapters(
@@ -158,7 +155,7 @@ def load_adapters(
     said = _read_config(path / CONFIG)
     layout = _layout(net, architecture)
     arrays = {name: np.asarray(tensor) for name, tensor in open_file(path, WEIGHTS).items()}
-    try:
+    with explained(f"{path} does not hold adapters for this model: {WHY}", InputError):
         found = modules(layout)
         theirs = pairs(layout, found, arrays)
         lora, ours = _read(said, found, theirs, read_header(path / WEIGHTS, _KEY, LoraConfig))
@@ -168,8 +165,6 @@ def load_adapters(
             raise InputError(f"it leaves out {listed(missing)}, and our adapters are in every layer")
         dtype = np.dtype(net.config.compute.parameter_dtype)
         adapters = from_reference({name: array.astype(dtype) for name, array in ours.items()}, shapes)
-    except InputError as error:
-        raise InputError(f"{path} does not hold adapters for this model: {error}") from error
     adapted.origin = net.origin
     return adapted, join_adapters(jax.tree.map(jax.numpy.asarray, adapters), params)
 

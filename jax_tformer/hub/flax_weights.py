@@ -8,7 +8,7 @@ import msgpack
 import numpy as np
 from flax import serialization, traverse_util
 
-from jax_tformer.config.errors import InputError, reason_of, require
+from jax_tformer.config.errors import WHY, InputError, explained, require
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.files import user_path
 from jax_tformer.functional import AnyTransformer, Params
@@ -73,10 +73,6 @@ def _unpacked(path: Path) -> dict[str, Any]:
 
     It may hold objects, texts, numbers, and arrays of numbers whose sizes are checked; nothing is unpickled.
     """
-    try:
+    with explained(f"{path} is truncated or damaged ({WHY}); restore it, or load it again", _DAMAGES):
         tree = serialization.msgpack_restore(path.read_bytes())
         return traverse_util.flatten_dict({"": tree}, sep="/")
-    except _DAMAGES as error:
-        raise InputError(
-            f"{path} is truncated or damaged ({reason_of(error)}); restore it, or load it again"
-        ) from error

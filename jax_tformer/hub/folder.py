@@ -15,7 +15,7 @@ import numpy as np
 import safetensors
 
 from jax_tformer.config import Dtype
-from jax_tformer.config.errors import InputError, reason_of, require
+from jax_tformer.config.errors import WHY, InputError, explained, reason_of, require
 from jax_tformer.files import Json, not_regular, read_json, shortened, write_json
 
 if TYPE_CHECKING:
@@ -322,13 +322,11 @@ class Stored:
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
         """Maps the array; raises InputError if the file is no longer the one that was opened."""
-        try:
+        with explained(
+            f"{self.path} changed while it was read ({WHY}); restore it, and load it again", (OSError, ValueError)
+        ):
             array = np.memmap(self.path, self.dtype, "r", self.begin, self.shape)
             require(self.path.stat().st_mtime_ns == self.written, "it was written again")
-        except (OSError, ValueError) as error:
-            raise InputError(
-                f"{self.path} changed while it was read ({error}); restore it, and load it again"
-            ) from error
         return array
 
 

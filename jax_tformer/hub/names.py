@@ -22,7 +22,7 @@ from numpy.typing import ArrayLike
 from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.errors import InputError, reason_of
+from jax_tformer.config.errors import WHY, InputError, explained
 from jax_tformer.files import from_dict, parse_json, shortened, to_dict
 from jax_tformer.functional import Params, transformer
 from jax_tformer.model.parameters import Shape, axes_of, flatten, matrix_shape, unflatten
@@ -291,11 +291,9 @@ def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:
 
     Raises InputError if the file is missing, damaged or without a config, and WeightsError if they do not fit.
     """
-    try:
+    with explained(f"cannot read weights from {path}: {WHY}", (OSError, safetensors.SafetensorError)):
         config = read_header(path, CONFIG_KEY, TransformerConfig)
         weights = load_file(path)
-    except (OSError, safetensors.SafetensorError) as error:
-        raise InputError(f"cannot read weights from {path}: {reason_of(error)}") from error
     if config is None:
         raise InputError(f"{path} has no {CONFIG_KEY} in its header; expected a file written by save_weights")
     return from_reference(weights, transformer(config).shapes), config
@@ -308,8 +306,6 @@ def read_header(path: Path | str, key: str, kind: type[C]) -> C | None:
     """
     with safetensors.safe_open(path, framework="numpy") as file:
         said = (file.metadata() or {}).get(key)
-    try:
+    with explained(f"the header of {path} is damaged ({WHY}); restore it", ValueError):
         values = None if said is None else parse_json(said)
-    except ValueError as error:
-        raise InputError(f"the header of {path} is damaged ({error}); restore it") from error
     return None if said is None else from_dict(kind, values, where=str(path))

@@ -18,7 +18,7 @@ from jax.sharding import Mesh
 from safetensors.numpy import save_file
 
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import WHY, InputError, explained, require
 from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
 from jax_tformer.files import Json, hub_folder, new_folder, require_new_folder, user_path, write_json
 from jax_tformer.functional import AnyTransformer, Params, transformer
@@ -154,10 +154,8 @@ def _require_types(folder: Path, types: Mapping[str, str]) -> None:
 def _usable(dtype: Dtype) -> Dtype:
     """Returns `dtype`; raises InputError for another name, and for float64 where JAX would make it float32."""
     require(dtype in get_args(Dtype), f"dtype is {dtype!r}; expected one of {', '.join(get_args(Dtype))}, or None")
-    try:
+    with explained(f"{WHY}; or load with dtype='float32'", ValueError):
         dtype_of(dtype)
-    except ValueError as error:
-        raise InputError(f"{error}; or load with dtype='float32'") from error
     return dtype
 
 
@@ -231,13 +229,10 @@ def save_pretrained(
     origin = net.origin if net.origin is not None and net.origin.architecture == chosen else None
     tensors, types = _tensors(net, params, chosen, origin, dtype)
     config = _config_json(net, chosen, said, tensors, types, tokenizer)
-    try:
-        with new_folder(out) as whole:
-            write_tensors(whole, tensors, types, most)
-            changed = _write_tokenizer(whole, net, tokenizer)
-            write_json(whole / CONFIG, config | changed)
-    except OSError as error:
-        raise InputError(f"cannot write {out}: {error.strerror}; expected a place with room for it") from error
+    with explained(f"cannot write {out}: {WHY}; expected a place with room for it"), new_folder(out) as whole:
+        write_tensors(whole, tensors, types, most)
+        changed = _write_tokenizer(whole, net, tokenizer)
+        write_json(whole / CONFIG, config | changed)
 
 
 def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str, Fields]:

@@ -17,7 +17,7 @@ from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int
 
 from jax_tformer.config import AttentionImplementation
-from jax_tformer.config.errors import InputError, reason_of, require
+from jax_tformer.config.errors import WHY, explained, require
 from jax_tformer.model.masks import Mask
 from jax_tformer.model.parameters import (
     KeyHeads,
@@ -228,7 +228,10 @@ def attend_by_cudnn(
     lengths = (query.shape[1], key.shape[1])
     allowed = rest.boolean(*lengths)
     allowed = None if allowed is None else jnp.broadcast_to(allowed, (*allowed.shape[:2], *lengths))
-    try:
+    with explained(
+        f"attention is 'cudnn', which cannot compute this here ({WHY}); expected 'einsum'",
+        (RuntimeError, ValueError),
+    ):
         output = jax.nn.dot_product_attention(
             query,
             key,
@@ -239,10 +242,6 @@ def attend_by_cudnn(
             local_window_size=window,
             implementation="cudnn",
         )
-    except (NotImplementedError, RuntimeError, ValueError) as error:
-        raise InputError(
-            f"attention is 'cudnn', which cannot compute this here ({reason_of(error)}); expected 'einsum'"
-        ) from error
     # Not named for `rematerialize`, whose policy keeps all results of this kernel.
     return _without_blind(output, key.shape[1], mask), None
 

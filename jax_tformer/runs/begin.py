@@ -24,7 +24,7 @@ import grain
 import jax
 
 from jax_tformer.config import StackConfig
-from jax_tformer.config.errors import InputError, reason_of, require
+from jax_tformer.config.errors import WHY, explained, require
 from jax_tformer.config.experiment import ExperimentConfig, PairData, TokenizerConfig, trains_on
 from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import build_tokenizer_for
@@ -238,17 +238,16 @@ class Resumption:
         extra = restored.extra
         reached = restored.step
         self.run.require_recorded(extra, reached)
-        try:
+        # Something is missing or has a wrong type, which Grain does not check either.
+        with explained(
+            f"the checkpoint of step {reached} does not hold all that training continues from ({WHY}); "
+            "start a new run with --run",
+            (LookupError, TypeError, ValueError),
+        ):
             fingerprint = extra["fingerprint"]
             self.started -= float(extra["seconds"])
             planned = extra["config"]["training"]["steps"]
             batches.set_state(extra["batches"])
-        except (LookupError, TypeError, ValueError) as error:
-            # Something is missing or has a wrong type, which Grain does not check either.
-            raise InputError(
-                f"the checkpoint of step {reached} does not hold all that training continues from ({error}); "
-                "start a new run with --run"
-            ) from error
         require(
             fingerprint == self.fingerprint,
             "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run",
@@ -309,13 +308,9 @@ def save_frozen(run: RunFolder, state: TrainState) -> None:
 
 
 def _remove(folder: Path) -> None:
-    try:
+    with explained(f"{folder} is of an earlier start, and cannot be removed ({WHY}); remove it"):
         if folder.exists():
             shutil.rmtree(folder)
-    except OSError as error:
-        raise InputError(
-            f"{folder} is of an earlier start, and cannot be removed ({reason_of(error)}); remove it"
-        ) from error
 
 
 def arrays_to_save(state: TrainState) -> tuple[dict[str, Any], Params]:

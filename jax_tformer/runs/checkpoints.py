@@ -43,7 +43,7 @@ import jax.numpy as jnp
 import numpy as np
 from jaxtyping import PyTree
 
-from jax_tformer.config.errors import InputError, reason_of, require
+from jax_tformer.config.errors import WHY, InputError, explained, reason_of, require
 from jax_tformer.files import Json, changed_fields, read_json, require_writable, sync, value_in, write_json
 from jax_tformer.model.parameters import accumulator
 from jax_tformer.training.processes import active, ask_first, is_first
@@ -226,13 +226,11 @@ class Checkpoints:
 
     def _make_room(self) -> None:
         """Makes the folder, and removes what a killed or failed save or deletion left in it."""
-        try:
+        with explained(f"checkpoints cannot be written to {self.folder}: {WHY}; mend the folder"):
             self.folder.mkdir(parents=True, exist_ok=True)
             for path in self.folder.iterdir():
                 if _LEFTOVER.fullmatch(path.name):
                     shutil.rmtree(path)
-        except OSError as error:
-            raise InputError(f"checkpoints cannot be written to {self.folder}: {error}; mend the folder") from error
 
     def _finish(self, begun: _Begun) -> None:
         """Runs in the background thread: turns what Orbax has written into a finished step."""

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import WHY, InputError, explained, require
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer, tokenizer_digests
 from jax_tformer.decoding.texts import framing_of
@@ -226,7 +226,7 @@ class RunFolder:
     def create(self, experiment: ExperimentConfig, tokenizer: Tokenizer) -> None:
         """Makes the folder and writes the tokenizer, what the run begins with and, last, config.json, which makes it
         a run."""
-        try:
+        with explained(f"cannot write to {self.path}: {WHY}; choose another --run"):
             self.path.mkdir(parents=True, exist_ok=True)
             tokenizer.save(self.path)
             if experiment.init is not None:
@@ -236,8 +236,6 @@ class RunFolder:
                 self.origin.mkdir(exist_ok=True)
                 write_origin(self.origin, read_origin(user_path(experiment.init)))
             write_json(self.config, to_dict(experiment))
-        except OSError as error:
-            raise InputError(f"cannot write to {self.path}: {error.strerror}; choose another --run") from error
 
     def require_begun(self) -> None:
         """Raises InputError unless this process sees the run that the first process has created."""
@@ -258,10 +256,8 @@ class RunFolder:
         self.path.mkdir(parents=True, exist_ok=True)
         # Opened to write, without which file systems of a network lock nothing.
         self._lock = open(self.path / "lock", "w")  # noqa: SIM115 (open for as long as it is held)
-        try:
+        with explained(f"another job is training in {self.path}; stop it first, or give a new --run"):
             fcntl.flock(self._lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError as error:
-            raise InputError(f"another job is training in {self.path}; stop it first, or give a new --run") from error
 
     def unlock(self) -> None:
         """Releases the folder."""

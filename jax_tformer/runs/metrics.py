@@ -22,7 +22,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from jax_tformer.config.errors import InputError, TrainingFailed, require
+from jax_tformer.config.errors import WHY, TrainingFailed, explained, require
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.data.order import Batch
 from jax_tformer.files import not_regular, parse_json, shortened, sync, to_dict, write_text
@@ -96,15 +96,11 @@ class MetricsLog:
         if is_first() and self._tracker:
             self._tracker.finish()
 
-    @contextlib.contextmanager
-    def _full_disk_told(self) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            raise InputError(
-                f"cannot write to {self._path}: {error.strerror or error}; make room, and the same command continues "
-                "the run from its newest checkpoint"
-            ) from error
+    def _full_disk_told(self) -> contextlib.AbstractContextManager[None]:
+        return explained(
+            f"cannot write to {self._path}: {WHY}; make room, and the same command continues the run from its newest "
+            "checkpoint"
+        )
 
 
 class _TensorBoard:

@@ -23,7 +23,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import WHY, InputError, explained, require
 from jax_tformer.config.experiment import DistributedConfig
 from jax_tformer.files import changed_fields, shortened
 from jax_tformer.terminal import ENDINGS, one_line
@@ -358,13 +358,11 @@ def _require_free(coordinator: str) -> None:
     port = coordinator.rpartition(":")[2]
     with socket.socket(socket.AF_INET6) as probe, contextlib.suppress(OverflowError):
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
+        with explained(
+            f"port {port} of this machine cannot be opened ({WHY}); choose another "
+            "--distributed.coordinator HOST:PORT for all processes"
+        ):
             probe.bind(("::", int(port)))
-        except OSError as error:
-            raise InputError(
-                f"port {port} of this machine cannot be opened ({error.strerror}); choose another "
-                "--distributed.coordinator HOST:PORT for all processes"
-            ) from error
 
 
 @contextlib.contextmanager

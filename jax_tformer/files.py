@@ -15,7 +15,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager, suppress
-from itertools import chain
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -154,10 +154,9 @@ def locked(path: Path, out: Path) -> Iterator[None]:
     """Locks a file or folder while `out` is written; raises InputError if another process has locked it."""
     descriptor = os.open(path, os.O_RDONLY)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        with explained(f"another process is writing {out}; wait for it, or choose another folder", BlockingIOError):
+            fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         yield
-    except BlockingIOError as error:
-        raise InputError(f"another process is writing {out}; wait for it, or choose another folder") from error
     finally:
         os.close(descriptor)
 
@@ -280,6 +279,13 @@ def shortened(items: list[str], most: int = 3) -> str:
     """The first `most` of `items`, and how many more there are."""
     more = [f"{len(items) - most} more"] if len(items) > most else []
     return ", ".join([*items[:most], *more])
+
+
+def batched(items: Iterable[C], size: int) -> Iterator[list[C]]:
+    """Yields the items in lists of `size`, each as soon as it is full; the last one may be shorter."""
+    items = iter(items)
+    while batch := list(islice(items, size)):
+        yield batch
 
 
 def list_files(folder: Path) -> str:

@@ -221,18 +221,16 @@ def short_summary(config: TransformerConfig, shapes: Params) -> str:
 
 def parameter_table(shapes: Params) -> str:
     """Lists each parameter with its shape, number and bytes, and then the sums of each part and of all."""
-    rows = [("parameter", "shape", "number", "bytes")]
-    parts = shapes if len(shapes) > 1 else {}
-    for name, leaf in flatten(shapes).items():
-        rows.append((name, str(list(leaf.shape)), *_sizes(leaf)))
-    rows.append(("", "", "", ""))
-    rows += [(name, "", *_sizes(tree)) for name, tree in {**parts, "all": shapes}.items()]
-    widths = [max(len(row[column]) for row in rows) for column in range(4)]
-    lines = (
-        f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {number:>{widths[2]}}  {size:>{widths[3]}}"
-        for name, shape, number, size in rows
-    )
-    return "\n".join(line.rstrip() for line in lines)
+    named = {**flatten(shapes), **(shapes if len(shapes) > 1 else {}), "all": shapes}
+    width = max(map(len, named))
+    lines = [f"{'parameter':<{width}}  {'shape':<20}  {'number':>15}  {'bytes':>17}"]
+    for name, tree in named.items():
+        leaves = jax.tree.leaves(tree)
+        shape = "" if isinstance(tree, dict) else str(list(tree.shape))
+        number = sum(leaf.size for leaf in leaves)
+        size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+        lines.append(f"{name:<{width}}  {shape:<20}  {number:>15,}  {size:>17,}")
+    return "\n".join(lines)
 
 
 def _stack(config: TransformerConfig, stack: StackConfig) -> str:
@@ -244,9 +242,3 @@ def _stack(config: TransformerConfig, stack: StackConfig) -> str:
         f"{stack.num_layers} layers of {config.d_model:,}, {stack.num_heads} heads of "
         f"{config.head_width(stack)}{groups}, {inner}, {stack.norm_placement}-{stack.norm}, {positions}"
     )
-
-
-def _sizes(tree: Params | jax.ShapeDtypeStruct) -> tuple[str, str]:
-    leaves = jax.tree.leaves(tree)
-    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-    return f"{sum(leaf.size for leaf in leaves):,}", f"{size:,}"

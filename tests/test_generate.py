@@ -16,8 +16,8 @@ from jax_tformer.cli.generate import GenerateOptions
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import load_tokenizer
-from jax_tformer.decoding.generate import batched
 from jax_tformer.decoding.texts import Prompt, PromptReader
+from jax_tformer.files import batched
 from tests.refusals import refused
 from tests.several_processes import ROOT, start
 from tests.speaking import CONTEXT, TARGET_LENGTH, Program, write_runs

@@ -56,7 +56,7 @@ def test_what_another_start_has_frozen_is_replaced(tmp_path):
     for seed in (0, 1):
         state = jax.jit(init_state, static_argnums=(0, 1))(net, tx, jax.random.key(seed))
         save_frozen(run, state)
-    found = run.load_frozen(split_adapters(net.shapes)[1], {"frozen": run.frozen_digest()})
+    found = run.load_frozen(split_adapters(net.shapes)[1])
     assert_same_bits(found, split_adapters(state.params)[1])
 
 
@@ -79,7 +79,7 @@ def adapted(tmp_path_factory):
         (flip_bit(), "has changed since it was written"),
         (
             write("0/checksums.json", '{"files": {}}'),
-            "frozen is not the one that the checkpoint was made with; put back a copy of that",
+            "frozen is not the one that the checkpoint of step 2 was made with; put it back",
         ),
     ],
 )

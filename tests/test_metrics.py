@@ -147,7 +147,7 @@ def test_a_file_that_a_full_disk_stops_is_named(tmp_path):
     writes = {
         run.samples: lambda: write_text(run.samples, "a" * 501),
         run.sessions: lambda: run.record_session(EXPERIMENTS["dates"].config, name="a" * 501),
-        run.picture: lambda: draw_losses(GOOD, run.picture, "a run"),
+        run.picture: lambda: draw_losses(GOOD, run),
     }
     for path, write_it in writes.items():
         with files_of_at_most(500), pytest.raises(OSError, match="File too large") as caught:

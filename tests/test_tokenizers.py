@@ -304,7 +304,11 @@ def test_a_revision_is_the_commit_of_a_hub_name(tmp_path):
         ("tokenizer_config.json", "[1]", "tokenizer_config.json is not a JSON object"),
         ("tokenizer_config.json", '{"eos_token": "</s>"}', "end token '</s>' has no id"),
         ("tokenizer_config.json", '{"framing": []}', "tokenizer_config.json holds list"),
-        ("tokenizer_config.json", '{"framing": {"before": [-1], "after": []}}', "expected ids of at least 0"),
+        (
+            "tokenizer_config.json",
+            '{"framing": {"before": [-1], "after": []}}',
+            "before is \\(-1,\\); expected a tuple of ids of at least 0",
+        ),
         ("tokenizer_config.json", '{"framing": {"before": ["a"], "after": []}}', "is not a valid Framing"),
     ],
 )

@@ -21,10 +21,10 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import WHY, InputError, explained, require
-from jax_tformer.config.experiment import DecodingConfig, MeshConfig, PairData, TextData
-from jax_tformer.data.tokenizers import Tokenizer, load_tokenizer
+from jax_tformer.config.experiment import DecodingConfig, MeshConfig, PairData
+from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.decoding.texts import Completion, Prompt, PromptReader, TranslationScores, translation_scores
-from jax_tformer.files import shortened, user_path
+from jax_tformer.files import batched, shortened, user_path
 from jax_tformer.hub.folder import GenerationDefaults, Origin, defaults_of, read_origin
 from jax_tformer.runs.folder import RunFolder, Trained, load_trained, parse_checkpoint
 from jax_tformer.terminal import one_line, say
@@ -34,8 +34,6 @@ if TYPE_CHECKING:
     from jax_tformer.cli.generate import GenerateOptions
 
 _PROMPT_TEMPERATURE = 0.8
-_ANY = sys.maxsize, ""
-"""Any number of new tokens."""
 Line = tuple[str, int, str]
 """A text, its line number (from 1), and its place for messages."""
 _COMPILATION = "/jax/core/compile/"
@@ -52,8 +50,7 @@ def answer_texts(options: "GenerateOptions") -> int:
             "standard input is of one process, and there are several; give the texts with --file",
         )
         model = open_model(options)
-        decoding = options.decoding_config(model.defaults, str(model.where), model.most)
-        reader = prompt_reader(options, model, decoding)
+        reader = model.reader
         talk = None
         if options.chat:
             from jax_tformer.cli.chat import Conversation, read_chat_template
@@ -69,19 +66,19 @@ def answer_texts(options: "GenerateOptions") -> int:
         elif not options.piped and talk is None:
             prompts = list(prompts)
 
-    from jax_tformer.decoding.generate import Answerer, batched
+    from jax_tformer.decoding.generate import Answerer
 
     # 2. The model.
     net, params, _, _, notes, _ = load_model(options, model)
-    context = model.length[0] if options.slide else None
-    answerer = Answerer(net, params, model.tokenizer, decoding, seed=options.seed, context=context, batch=options.batch)
-    if ignored := model.defaults.ignored:
-        notes = (f"not honoured, of {model.where}: {shortened(list(ignored), 8)}", *notes)
+    context = reader.max_length if options.slide else None
+    answerer = Answerer(
+        net, params, reader.tokenizer, model.decoding, seed=options.seed, context=context, batch=options.batch
+    )
     _print_notes(notes)
 
     # 3. The answers, batch by batch or token by token.
-    kind = "source" if model.translates else "prompt"
-    alone = model.translates or options.chat
+    kind = "source" if reader.translates else "prompt"
+    alone = reader.translates or options.chat
     output = JsonOutput(kind) if options.json else TextOutput(kind, alone=alone)
     watch = Stopwatch()
     tokens = 0
@@ -117,24 +114,15 @@ def _print_notes(notes: Sequence[str]) -> None:
 
 
 class Opened(NamedTuple):
-    """A model that is not loaded yet, and how it generates where nobody says otherwise."""
+    """A model that is not loaded yet, and how it generates as the options say."""
 
     config: TransformerConfig
-    tokenizer: Tokenizer
-    defaults: GenerationDefaults
-    where: Path
-    """The file that says the defaults."""
-    length: tuple[int | None, str]
-    """The most tokens of a source, or of a text with its answer, and what the user knows this as; None: any number."""
-    most: tuple[int, str]
-    """The same of new tokens."""
+    decoding: DecodingConfig
+    reader: PromptReader
     folder: Path | None
     """What Hugging Face says of it; None if nothing."""
-
-    @property
-    def translates(self) -> bool:
-        """Whether it is an encoder-decoder."""
-        return self.config.encoder is not None
+    notes: list[str]
+    """For the user, a line each."""
 
 
 def open_model(options: "GenerateOptions") -> Opened:
@@ -143,13 +131,13 @@ def open_model(options: "GenerateOptions") -> Opened:
     Raises InputError if that is neither a run nor a Hugging Face folder, if the model does not generate, if something
     is missing or damaged, or if options do not suit the model.
     """
-    path = user_path(options.run)
+    folder = path = user_path(options.run)
     run = RunFolder(path)
+    data = None
     if run.holds_checkpoint():
         from jax_tformer.hub.families import config_from_huggingface
 
         require(options.checkpoint == "newest", f"{path} is a Hugging Face folder; --checkpoint is for runs")
-        folder = path
         origin: Origin | None = (found := read_origin(path))
         config = config_from_huggingface(found.config)
         tokenizer = load_tokenizer(path)
@@ -157,6 +145,7 @@ def open_model(options: "GenerateOptions") -> Opened:
         experiment = run.read_config("a folder that train.py or save_pretrained has written")
         require(options.dtype is None, "--dtype is for Hugging Face folders; a run has the types of its config.json")
         config = experiment.model
+        data = experiment.data
         tokenizer = run.read_tokenizer(config.vocab_size)
         folder = run.origin
         origin = read_origin(folder) if folder.exists() else None
@@ -166,75 +155,65 @@ def open_model(options: "GenerateOptions") -> Opened:
             f"{options.run} holds {kind}{f' ({origin.architecture})' if origin else ''}; only decoder-only and "
             "encoder-decoder models generate text; give the folder of one"
         )
-    translates = config.encoder is not None
-    options.check_model(translates)
-    if origin is None:
-        return Opened(config, tokenizer, *_habits(experiment.data, path), None)
-    defaults, where = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
-    tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids)
-    length = config.decoder.max_positions, "the model's context"
-    most = _ANY
-    if config.encoder is not None:
-        most = config.decoder.max_positions or sys.maxsize, "the model's positions"
-        length = config.encoder.max_positions, "the model's positions"
-    return Opened(config, tokenizer, defaults, where, length, most, folder)
-
-
-def _habits(data: TextData | PairData, path: Path) -> tuple[GenerationDefaults, Path, tuple[int, str], tuple[int, str]]:
-    """Returns how the model of a run generates: `defaults`, `where`, `length` and `most` of Opened."""
-    decoding = {name: getattr(DecodingConfig, name) for name in ("length_penalty", "length_penalty_form")}
-    if isinstance(data, PairData):
+    options.check_model(translates := config.encoder is not None)
+    most = sys.maxsize, ""
+    if origin is not None:
+        defaults, path = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
+        tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids)
+        length, named = config.decoder.max_positions, "the model's context"
+        if config.encoder is not None:
+            named = "the model's positions"
+            most = length or sys.maxsize, named
+            length = config.encoder.max_positions
+    elif isinstance(data, PairData):
+        defaults = GenerationDefaults({"temperature": 0.0}, most=data.target_length)
         most = data.target_length, "the run's data.target_length"
-        defaults = GenerationDefaults(decoding | {"temperature": 0.0}, most=data.target_length)
-        return defaults, path, (data.source_length, "the run's data.source_length"), most
-    defaults = GenerationDefaults(decoding | {"temperature": _PROMPT_TEMPERATURE})
-    return defaults, path, (data.context_length, "the model's context"), _ANY
-
-
-def prompt_reader(options: "GenerateOptions", model: Opened, decoding: DecodingConfig) -> PromptReader:
-    """Returns what makes prompts of texts; raises InputError for --slide with a model that has no context."""
-    length, named = model.length
+        length, named = data.source_length, "the run's data.source_length"
+    else:
+        defaults = GenerationDefaults({"temperature": _PROMPT_TEMPERATURE})
+        assert data is not None  # it is a run
+        length, named = data.context_length, "the model's context"
     require(
         not options.slide or length is not None,
         f"{options.run} has a model that knows texts of any length; leave --slide out",
     )
+    decoding = options.decoding_config(defaults, str(path), most)
     exactly = options.decoding.max_new_tokens is not None
-    return PromptReader(
-        model.tokenizer,
+    reader = PromptReader(
+        tokenizer,
         decoding.max_new_tokens,
-        translates=model.translates,
+        translates=translates,
         max_length=length,
         named=named,
-        checkpoint_length=None if exactly or model.translates else model.defaults.longest,
+        checkpoint_length=None if exactly or translates else defaults.longest,
         exactly=exactly,
         slide=options.slide,
     )
-
-
-def _devices(options: "GenerateOptions") -> MeshConfig | None:
-    """Returns the mesh that the model is spread over; None: one device of one process has all of it."""
-    return None if options.on_one_device and processes.count() == 1 else options.mesh
+    ignored = shortened(list(defaults.ignored), 8)
+    notes = [f"not honoured, of {path}: {ignored}"] if ignored else []
+    return Opened(config, decoding, reader, None if origin is None else folder, notes)
 
 
 def load_model(options: "GenerateOptions", model: Opened) -> Trained:
     """Loads the weights of `model`; its notes say which checkpoint was asked for."""
     run = RunFolder(user_path(options.run))
+    # None: one device of one process has all of it.
+    devices = None if options.mesh == MeshConfig(data=1) and processes.count() == 1 else options.mesh
     if not run.holds_checkpoint():
         step = parse_checkpoint(options.checkpoint)
-        trained = load_trained(run, step, devices=_devices(options))
+        trained = load_trained(run, step, devices=devices)
         named = isinstance(step, int) or step in ("best", "average")
         notes = [f"the checkpoint of step {trained.step}"] if named else []
-        return trained._replace(notes=(*trained.notes, *notes))
+        return trained._replace(notes=(*model.notes, *trained.notes, *notes))
 
     from jax_tformer.hub.pretrained import load_pretrained
     from jax_tformer.startup import set_up_jax
     from jax_tformer.training.sharding import make_mesh
 
     set_up_jax(model.config if options.dtype is None else model.config.with_dtype(options.dtype))
-    devices = _devices(options)
     mesh = None if devices is None else make_mesh(devices)
     net, params, _ = load_pretrained(run.path, dtype=options.dtype, mesh=mesh)
-    return Trained(net, params, model.tokenizer, 0, ())
+    return Trained(net, params, model.reader.tokenizer, 0, tuple(model.notes))
 
 
 def read_prompts(options: "GenerateOptions", read: Callable[..., Prompt]) -> Iterator[Prompt]:
@@ -285,21 +264,17 @@ def read_lines(path: Path | None) -> Iterator[Line]:
     ):
         for number, line in enumerate(stream or (), 1):
             place = f"line {number:,} of {name}"
-            text = _decode(line, "utf-8-sig" if number == 1 else "utf-8", place)
+            try:
+                text = line.decode("utf-8-sig" if number == 1 else "utf-8")
+            except UnicodeDecodeError as error:
+                raise InputError(
+                    f"{place} is not UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1:,} of the line; "
+                    "expected text; convert it to UTF-8"
+                ) from error
             empty = empty and not text.strip()
             yield text.removesuffix("\n").removesuffix("\r"), number, place
     elsewhere = ", or --prompt, --source or --file" if path is None else ""
     require(not empty, f"{name} is empty; expected a text on each line{elsewhere}")
-
-
-def _decode(line: bytes, encoding: str, place: str) -> str:
-    try:
-        return line.decode(encoding)
-    except UnicodeDecodeError as error:
-        raise InputError(
-            f"{place} is not UTF-8: byte 0x{line[error.start]:02x} at byte {error.start + 1:,} of the line; "
-            "expected text; convert it to UTF-8"
-        ) from error
 
 
 @dataclass(frozen=True)

@@ -3,7 +3,7 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Literal
 
 import tyro
 
@@ -25,9 +25,9 @@ from jax_tformer.terminal import parse
 class ExportOptions:
     """What is written where."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: tyro.conf.Positional[Path]
     """The folder of a run."""
-    out: Annotated[Path, tyro.conf.Positional]
+    out: tyro.conf.Positional[Path]
     """A new or empty folder, for model.safetensors, config.json and the files of the tokenizer."""
     checkpoint: str = "newest"
     """newest, best (by held-out loss), the step of a checkpoint that the run still has, average (of all steps, in runs

@@ -3,7 +3,6 @@
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
@@ -15,9 +14,9 @@ from jax_tformer.terminal import parse
 class FromFlaxOptions:
     """What is written where."""
 
-    folder: Annotated[Path, tyro.conf.Positional]
+    folder: tyro.conf.Positional[Path]
     """The folder with config.json and flax_model.msgpack."""
-    out: Annotated[Path, tyro.conf.Positional]
+    out: tyro.conf.Positional[Path]
     """A new or empty folder, which transformers and load_pretrained open."""
     max_shard_size: str = "5GB"
     """The largest file of weights; more of them go into shards with an index."""

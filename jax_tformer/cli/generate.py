@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Annotated, TypeVar
 import tyro
 
 from jax_tformer.config import Dtype
-from jax_tformer.config.errors import Bound, FieldError, InputError, Positive, check_fields, require
+from jax_tformer.config.errors import FieldError, InputError, Positive, Seed, TokenIds, Words, check_fields, require
 from jax_tformer.config.experiment import DecodingConfig, DistributedConfig, MeshConfig
 from jax_tformer.files import Json
 from jax_tformer.terminal import given_flags, parse
@@ -38,7 +38,6 @@ _EXCLUSIVE = (
 _NEEDS = {"--system": "--chat", "--n-best": "--beam", "--early-stopping": "--beam"}
 _NEEDS |= {"--length-penalty": "--beam", "--length-penalty-form": "--beam"}
 T = TypeVar("T")
-Seed = Annotated[int, Bound("a whole number from 0 to 2^32 - 1", lambda seed: 0 <= seed < 2**32)]
 Hidden = Annotated[T, tyro.conf.Fixed, tyro.conf.Suppress]
 """A field that no flag sets."""
 
@@ -68,9 +67,9 @@ class DecodingFlags(DecodingConfig):
     """End a beam search at as many finished answers as beams, instead of when no other can become better."""
     num_beams: Annotated[int, tyro.conf.arg(name="beam")] = 1
     num_return_sequences: Hidden[int] = 1
-    suppress_tokens: Hidden[tuple[int, ...]] = ()
-    begin_suppress_tokens: Hidden[tuple[int, ...]] = ()
-    bad_words_ids: Hidden[tuple[tuple[int, ...], ...]] = ()
+    suppress_tokens: Hidden[TokenIds] = ()
+    begin_suppress_tokens: Hidden[TokenIds] = ()
+    bad_words_ids: Hidden[Words] = ()
     forced_bos_token_id: Hidden[int | None] = None
     forced_eos_token_id: Hidden[int | None] = None
     renormalize_logits: Hidden[bool] = False
@@ -87,7 +86,7 @@ class DecodingFlags(DecodingConfig):
 class GenerateOptions:
     """What to generate, and how. Without --prompt, --source or --file, reads texts from standard input."""
 
-    run: Annotated[Path, tyro.conf.Positional]
+    run: tyro.conf.Positional[Path]
     """The folder of a run, or of a Hugging Face model."""
     prompt: str | None = None
     """Text to continue, for a decoder-only model."""
@@ -158,9 +157,7 @@ class GenerateOptions:
         searches = {"num_beams": 1, **beams, **asked}["num_beams"] > 1
         unused = _DRAWING if searches or asked.get("temperature") == 0 else ()
         unused = unused if searches else (*unused, *_SEARCHING)
-        found: Json = {"length_penalty": 1.0, "length_penalty_form": "power"}
-        found |= {"temperature": 1.0} | defaults.drawing if draws else {}
-        found |= defaults.decoding
+        found = ({"temperature": 1.0, **defaults.drawing} if draws else {}) | defaults.decoding
         settings = {name: value for name, value in found.items() if name not in unused} | asked
         settings["num_return_sequences"] = self.decoding.n_best if searches else self.decoding.num_samples
         largest, named = most
@@ -213,11 +210,6 @@ class GenerateOptions:
     def typed(self) -> bool:
         """Whether somebody types the texts at a terminal and waits for each answer."""
         return self.piped and sys.stdin is not None and sys.stdin.isatty()
-
-    @property
-    def on_one_device(self) -> bool:
-        """Whether no flag spreads the model over devices."""
-        return self.mesh == _ONE_DEVICE
 
     @property
     def batch(self) -> int:

@@ -47,15 +47,14 @@ def answer(source: str, names: dict[str, Any] | None) -> tuple[str, str]:
     # Jinja's own tojson escapes what HTML would read.
     environment.filters["tojson"] = partial(json.dumps, ensure_ascii=False)
     environment.globals |= {"raise_exception": _refuse, "strftime_now": lambda format: datetime.now().strftime(format)}
-    # Whatever is raised is about the template: besides Jinja's own errors, say, a RecursionError for many brackets.
+    outcome = "damaged"
     try:
         template = environment.from_string(source)
+        outcome = "refused"
+        text = "" if names is None else template.render(names)
+    # Whatever is raised is about the template: besides Jinja's own errors, say, a RecursionError for many brackets.
     except Exception as error:
-        return "damaged", _said(error)
-    try:
-        text = template.render(names) if names is not None else ""
-    except Exception as error:
-        return "refused", _said(error)
+        return outcome, " ".join(str(error).split())[:150] or type(error).__name__
     if len(text) > CHARACTERS:
         return "refused", f"it made {len(text):,} characters; expected at most {CHARACTERS:,}"
     return "rendered", text
@@ -63,10 +62,6 @@ def answer(source: str, names: dict[str, Any] | None) -> tuple[str, str]:
 
 def _refuse(message: str) -> None:
     raise jinja2.TemplateError(message)
-
-
-def _said(error: Exception) -> str:
-    return " ".join(str(error).split())[:150] or type(error).__name__
 
 
 if __name__ == "__main__":

@@ -5,7 +5,6 @@ import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated
 
 import tyro
 
@@ -23,7 +22,7 @@ from jax_tformer.terminal import parse
 class TokenizeOptions:
     """What is written where."""
 
-    sources: Annotated[tuple[str, ...], tyro.conf.Positional]
+    sources: tyro.conf.Positional[tuple[str, ...]]
     """Files, folders, globs, or names of data sets on the Hugging Face hub."""
     out: Path
     """A new or empty folder, or one that a killed run has begun; --data.path of train.py then names it."""

@@ -34,7 +34,7 @@ from jax_tformer.config.experiment import (
     TokenizerConfig,
 )
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
-from jax_tformer.files import changed_fields, require_new_folder, shortened, user_path
+from jax_tformer.files import changed_fields, require_new_folder, shortened, user_path, value_in
 from jax_tformer.startup import set_malloc
 from jax_tformer.terminal import Interruption, as_called, given_flags, parse, say
 
@@ -179,7 +179,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
     if moved := ask_first(lambda: run.take(plan.options.resume == "auto", plan.before)):
         say(f"the run that was in {run.path} is now in {moved}")
-    if state is not None and int(state.step) == training.steps == ask_first(run.ended_at):
+    if state is not None and int(state.step) == training.steps == ask_first(lambda: value_in(run.summary, "steps")):
         run.unlock()
         other = "--steps N continues it, --run FOLDER or --resume no starts another"
         complete = f"the run in {run.path} is complete; {other}"

@@ -22,17 +22,35 @@ class Bound(NamedTuple):
         return self.told
 
 
+def is_id(value: object) -> bool:
+    """Whether a value may be the id of a token."""
+    return type(value) is int and value >= 0
+
+
+def _are_ids(value: object) -> bool:
+    return isinstance(value, tuple) and all(map(is_id, value))
+
+
 def _is_finite(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)
 
 
 Positive = Annotated[int, Bound("a whole number of at least 1", lambda x: type(x) is int and x >= 1)]
-Count = Annotated[int, Bound("a whole number of at least 0", lambda x: type(x) is int and x >= 0)]
+Count = Annotated[int, Bound("a whole number of at least 0", is_id)]
 Finite = Annotated[float, Bound("a finite number", _is_finite)]
 AboveZero = Annotated[float, Bound("a finite number above 0", lambda x: _is_finite(x) and x > 0)]
 NotNegative = Annotated[float, Bound("a finite number of at least 0", lambda x: _is_finite(x) and x >= 0)]
 Rate = Annotated[float, Bound("a number from 0 to below 1", lambda x: _is_finite(x) and 0 <= x < 1)]
 Share = Annotated[float, Bound("a fraction above 0 and below 1", lambda x: _is_finite(x) and 0 < x < 1)]
+Seed = Annotated[int, Bound("a whole number from 0 to 2^32 - 1", lambda x: isinstance(x, int) and 0 <= x < 2**32)]
+TokenIds = Annotated[tuple[int, ...], Bound("a tuple of ids of at least 0", _are_ids)]
+Words = Annotated[
+    tuple[tuple[int, ...], ...],
+    Bound(
+        "a tuple of words, each a tuple of one or more ids of at least 0",
+        lambda x: isinstance(x, tuple) and all(word and _are_ids(word) for word in x),
+    ),
+]
 _LONGEST = 4000
 WHY = "\0"
 """What an error says, in a message of `explained`."""

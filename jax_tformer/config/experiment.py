@@ -15,7 +15,10 @@ from jax_tformer.config.errors import (
     NotNegative,
     Positive,
     Rate,
+    Seed,
     Share,
+    TokenIds,
+    Words,
     check_fields,
     require,
     require_field,
@@ -247,7 +250,7 @@ class TrainingConfig:
     """What is added to the cross-entropy that trains."""
     average: Rate = 0.0
     """Decay of an average of the weights of all steps, which is evaluated and saved beside them; 0: no average."""
-    seed: int = 0
+    seed: Seed = 0
     """Seed of initialisation, data order and dropout."""
     log_every: Positive = 10
     """Steps between two lines of metrics.jsonl."""
@@ -271,10 +274,6 @@ class TrainingConfig:
     def __post_init__(self) -> None:
         check_fields(self)
         require(self.steps < 2**31, f"steps is {self.steps}; expected fewer than 2^31")
-        require(
-            isinstance(self.seed, int) and 0 <= self.seed < 2**32,
-            f"seed is {self.seed!r}; expected a whole number from 0 to 2^32 - 1",
-        )
         require(
             self.batch_size % self.accumulation == 0,
             f"batch_size is {self.batch_size} and accumulation is {self.accumulation}; "
@@ -330,11 +329,11 @@ class DecodingConfig:
     """No n tokens in a row of the prompt, or of an encoder-decoder's source, are said again; 0: they may be."""
     min_new_tokens: Count = 0
     """The fewest new tokens of a row, not counting its end token."""
-    suppress_tokens: tuple[int, ...] = ()
+    suppress_tokens: TokenIds = ()
     """Tokens that are never chosen."""
-    begin_suppress_tokens: tuple[int, ...] = ()
+    begin_suppress_tokens: TokenIds = ()
     """Tokens that are not chosen first, or not second where the first is forced."""
-    bad_words_ids: tuple[tuple[int, ...], ...] = ()
+    bad_words_ids: Words = ()
     """Words, of one token or several in a row, that never occur; an end token alone is none."""
     forced_bos_token_id: Count | None = None
     """The first new token of every row."""
@@ -360,15 +359,6 @@ class DecodingConfig:
         fewest = self.min_new_tokens
         require_field(most < 2**31, "max_new_tokens", f"is {most}; expected fewer than 2^31")
         require_field(fewest <= most, "min_new_tokens", f"is {fewest}; expected at most {most}, the most new tokens")
-        for name in ("suppress_tokens", "begin_suppress_tokens"):
-            value = getattr(self, name)
-            require_field(_are_ids(value), name, f"is {value!r}; expected a tuple of ids of at least 0")
-        words = self.bad_words_ids
-        require_field(
-            isinstance(words, tuple) and all(word and _are_ids(word) for word in words),
-            "bad_words_ids",
-            f"is {words!r:.60}; expected a tuple of words, each a tuple of one or more ids of at least 0",
-        )
         early = self.early_stopping
         beams = self.num_beams
         wanted = self.num_return_sequences
@@ -400,10 +390,6 @@ class DecodingConfig:
                 name,
                 f"is {value}; expected none at temperature 0, where nothing is drawn; leave it out, or {_DRAW}",
             )
-
-
-def _are_ids(value: object) -> bool:
-    return isinstance(value, tuple) and all(isinstance(id, int) and id >= 0 for id in value)
 
 
 @dataclass(frozen=True)

@@ -19,6 +19,8 @@ from jax_tformer.config.experiment import (
 _GPT2_VOCABULARY = 50257
 _BERT_VOCABULARY = 30522
 _WMT_VOCABULARY = 37000
+_DROPOUT = DropoutConfig(embedding=0.1, residual=0.1)
+_MORE_DROPOUT = DropoutConfig(embedding=0.3, residual=0.3)
 # Queries, keys and values are products alone.
 _UNBIASED = StackConfig(query_bias=False, key_bias=False, value_bias=False)
 
@@ -64,7 +66,7 @@ _VASWANI_BASE = TransformerConfig(
     shared_embedding=True,
     tied_head=True,
     initializer="xavier_uniform",
-    dropout=DropoutConfig(embedding=0.1, residual=0.1),
+    dropout=_DROPOUT,
 )
 _VASWANI_BIG_STACK = replace(_VASWANI_STACK, num_heads=16, feedforward_width=4096)
 
@@ -84,7 +86,7 @@ _GPT2 = TransformerConfig(
     decoder=_GPT2_STACK,
     tied_head=True,
     residual_init_scale=True,
-    dropout=DropoutConfig(embedding=0.1, attention=0.1, residual=0.1),
+    dropout=replace(_DROPOUT, attention=0.1),
 )
 
 _BERT_STACK = StackConfig(
@@ -143,7 +145,7 @@ ARCHITECTURES: dict[str, TransformerConfig] = {
         decoder=_LECTURE_STACK,
         head_bias=True,
         initializer="xavier_uniform",
-        dropout=DropoutConfig(embedding=0.1, residual=0.1),
+        dropout=_DROPOUT,
     ),
     # "Attention is all you need", table 3: 65 and 213 million parameters.
     "vaswani-base": _VASWANI_BASE,
@@ -152,7 +154,7 @@ ARCHITECTURES: dict[str, TransformerConfig] = {
         d_model=1024,
         encoder=_VASWANI_BIG_STACK,
         decoder=_VASWANI_BIG_STACK,
-        dropout=DropoutConfig(embedding=0.3, residual=0.3),
+        dropout=_MORE_DROPOUT,
     ),
     # Radford et al. (2019), the smallest: 124,439,808 parameters.
     "gpt2": _GPT2,
@@ -164,7 +166,7 @@ ARCHITECTURES: dict[str, TransformerConfig] = {
         head="transform",
         tied_head=True,
         head_bias=True,
-        dropout=DropoutConfig(embedding=0.1, attention=0.1, residual=0.1),
+        dropout=replace(_DROPOUT, attention=0.1),
     ),
 }
 
@@ -285,7 +287,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 d_model=128,
                 encoder=replace(_DATES_STACK, num_heads=8, feedforward_width=256),
                 decoder=replace(_DATES_STACK, num_heads=8, feedforward_width=256),
-                dropout=DropoutConfig(embedding=0.1, residual=0.1),
+                dropout=_DROPOUT,
             ),
             data=PairData(
                 source="scan-simple",
@@ -357,7 +359,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 d_model=256,
                 encoder=_PAIRS_STACK,
                 decoder=_PAIRS_STACK,
-                dropout=DropoutConfig(embedding=0.1, residual=0.1),
+                dropout=_DROPOUT,
                 compute=ComputeConfig(),
             ),
             data=PairData(tokenizer=TokenizerConfig("bpe", vocab_size=4096)),
@@ -440,7 +442,7 @@ EXPERIMENTS: dict[str, Experiment] = {
                 _WMT.model,
                 encoder=_IWSLT_STACK,
                 decoder=_IWSLT_STACK,
-                dropout=DropoutConfig(embedding=0.3, residual=0.3),
+                dropout=_MORE_DROPOUT,
             ),
             data=replace(
                 _WMT_DATA, held_out=0.045, tokens_per_batch=4096, tokenizer=TokenizerConfig("bpe", vocab_size=10_000)

@@ -16,7 +16,7 @@ SCAN has all commands of a small grammar, and what they have an agent do (Lake &
     run after look around right     -> I_TURN_RIGHT I_LOOK (4 times) I_RUN
 
 There are 20,910. Three splits ask whether who has learnt some of them can do the others: by chance, all that take
-more actions than those of training (`is_long`), and all that combine a verb known by itself alone (`combines_jump`).
+more actions than those of training, and all that combine a verb known by itself alone (`SCAN_HELD_OUT`).
 """
 
 from collections.abc import Callable, Iterable, Iterator
@@ -148,8 +148,6 @@ def describe_dates() -> str:
 
 _VERBS = ("walk", "look", "run", "jump")
 _TIMES = {"": 1, " twice": 2, " thrice": 3}
-_LONGEST_TRAINED = 22
-"""Actions of the longest commands of training."""
 
 
 def scan_commands() -> dict[str, tuple[str, ...]]:
@@ -179,17 +177,12 @@ def scan_pairs(split: str) -> Iterator[tuple[str, str]]:
         yield from repeat(("jump", "I_JUMP"), others // 9 - 1)
 
 
-def is_long(command: str, actions: str) -> bool:
-    """Whether a pair is one of the 3,920 that take more actions than those of training."""
-    return len(actions.split()) > _LONGEST_TRAINED
-
-
-def combines_jump(command: str, actions: str) -> bool:
-    """Whether a pair is one of the 7,706 that have the verb with other words."""
-    return command != "jump" and "jump" in command.split()
-
-
-SCAN_HELD_OUT: dict[str, Callable[[str, str], bool]] = {"scan-length": is_long, "scan-jump": combines_jump}
+SCAN_HELD_OUT: dict[str, Callable[[str, str], bool]] = {
+    # The 3,920 that take more actions than those of training.
+    "scan-length": lambda command, actions: len(actions.split()) > 22,
+    # The 7,706 that have the verb with other words.
+    "scan-jump": lambda command, actions: command != "jump" and "jump" in command.split(),
+}
 """Which pairs of a split are held out; of others, a share by chance."""
 
 

@@ -1,7 +1,6 @@
 """Makes batches of pairs of texts, padded to one length, or with about as many tokens each, in a few shapes."""
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 
 import numpy as np
 
@@ -11,7 +10,7 @@ from jax_tformer.config.experiment import PairData, TrainingConfig
 from jax_tformer.data.order import Batch, Items, Part, Shape, Source
 from jax_tformer.data.sources import Rows, held_out_pairs, load_pairs
 from jax_tformer.data.tokenizers import Tokenizer, pair_framing
-from jax_tformer.files import shortened
+from jax_tformer.files import batched, shortened
 
 PairIds = tuple[np.ndarray, np.ndarray]
 _TOGETHER = 2**12
@@ -150,10 +149,8 @@ def _shapes(
 
 def _encoded(texts: Iterable[str], batcher: PairBatcher) -> Rows[np.ndarray]:
     """Returns the ids of all texts, as `PairBatcher.encode` does."""
-    rest = iter(texts)
     kind = batcher.tokenizer.id_type
-    groups = iter(lambda: list(islice(rest, _TOGETHER)), [])
-    ids = (row for group in groups for row in batcher.encode(group))
+    ids = (row for group in batched(texts, _TOGETHER) for row in batcher.encode(group))
     return Rows((row.astype(kind).tobytes() for row in ids), lambda row: np.frombuffer(row, kind))
 
 

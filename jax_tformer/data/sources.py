@@ -282,7 +282,12 @@ def load_text(data: TextData) -> Text:
 
     Raises InputError if the files do not exist, cannot be read, hold no text, or are not UTF-8 or JSON lines.
     """
-    written = (b"".join(blocks) for _, blocks in _documents(data) if not is_empty(blocks))
+    if data.source == "files":
+        found = chain.from_iterable(map(documents, text_files(data)))
+    else:
+        found = chain((data.source, [text.encode()]) for text in generated.TEXTS[data.source]())
+    # Always in the same order.
+    written = (b"".join(blocks) for _, blocks in found if not is_empty(blocks))
     first = next(written, None)
     second = next(written, None)
     if first is None:
@@ -298,13 +303,6 @@ def load_text(data: TextData) -> Text:
         ends.append(len(text))
     text += b"\n"
     return Text(memoryview(text), ends)
-
-
-def _documents(data: TextData) -> Iterator[Document]:
-    """Yields the documents, always in the same order."""
-    if data.source == "files":
-        return chain.from_iterable(map(documents, text_files(data)))
-    return ((data.source, [text.encode()]) for text in generated.TEXTS[data.source]())
 
 
 def training_end(text: memoryview, held_out: float) -> int:

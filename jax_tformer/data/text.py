@@ -8,7 +8,6 @@ once, so that any row can be made at any time.
 from bisect import bisect_left, insort
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import islice
 from typing import NamedTuple
 
 import numpy as np
@@ -29,6 +28,7 @@ from jax_tformer.data.sources import (
     training_end,
 )
 from jax_tformer.data.tokenizers import Framing, Tokenizer
+from jax_tformer.files import batched
 
 _BLOCK = 2**22
 """Ids that are searched together."""
@@ -218,7 +218,7 @@ def _best_fit(documents: Iterable[Piece], length: int) -> Iterator[list[Piece]]:
     Only documents that are longer than a row are divided.
     """
     pieces = ((begin + at, min(size - at, length)) for begin, size in documents for at in range(0, size, length))
-    while together := list(islice(pieces, _TOGETHER)):
+    for together in batched(pieces, _TOGETHER):
         rows = list[list[Piece]]()
         # The room that is left in each of the rows, the least first.
         room = list[tuple[int, int]]()

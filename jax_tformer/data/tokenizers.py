@@ -10,7 +10,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import accumulate, chain, count, islice
+from itertools import accumulate, chain, count
 from pathlib import Path
 from typing import Any, Literal
 
@@ -21,9 +21,20 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
-from jax_tformer.config.errors import WHY, InputError, explained, require
+from jax_tformer.config.errors import WHY, Count, InputError, TokenIds, check_fields, explained, require
 from jax_tformer.config.experiment import TokenizerConfig
-from jax_tformer.files import Json, from_dict, hub_folder, kept, read_json, read_text, user_path, write_json, write_text
+from jax_tformer.files import (
+    Json,
+    batched,
+    from_dict,
+    hub_folder,
+    kept,
+    read_json,
+    read_text,
+    user_path,
+    write_json,
+    write_text,
+)
 
 Role = Literal["start", "end", "pad", "mask"]
 
@@ -82,18 +93,17 @@ _PIECES_TOGETHER = 128
 class Framing:
     """The special tokens of a checkpoint, which its tokenizer and its generation settings say."""
 
-    before: tuple[int, ...] = ()
+    before: TokenIds = ()
     """Ids before a whole text: a prompt, a source or a target."""
-    after: tuple[int, ...] = ()
+    after: TokenIds = ()
     """Ids after it."""
-    start_id: int | None = None
+    start_id: Count | None = None
     """The first token that a decoder reads after an encoder."""
-    end_ids: tuple[int, ...] = ()
+    end_ids: TokenIds = ()
     """Any of these ends an answer."""
 
     def __post_init__(self) -> None:
-        ids = (*self.before, *self.after, *self.end_ids, self.start_id or 0)
-        require(min(ids) >= 0, f"there is the id {min(ids)}; expected ids of at least 0")
+        check_fields(self)
 
     @property
     def size(self) -> int:
@@ -147,7 +157,7 @@ class Tokenizer:
         self._table = _table(outline, self._special)
         self.cleans_spaces = cleans_spaces(outline["decoder"])
 
-    def framed(self, start_id: int | None = None, end_ids: tuple[int, ...] = ()) -> "Tokenizer":
+    def framed(self, start_id: int | None = None, end_ids: TokenIds = ()) -> "Tokenizer":
         """Returns this tokenizer with the `framing` of its post-processor; without `end_ids`, its end token ends."""
         framing = Framing(*added_ids(self._backend), start_id, end_ids or _known(self.end_id))
         return Tokenizer(self._backend, self._roles, framing)
@@ -180,7 +190,13 @@ class Tokenizer:
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
         """Returns the ids of every text, as `encode` does."""
         for text in texts:
-            _require_unicode(text)
+            try:
+                text.encode()
+            except UnicodeEncodeError as error:
+                raise InputError(
+                    f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}; "
+                    "expected valid Unicode; was it read in the wrong encoding?"
+                ) from error
         if self._table is not None:
             # Raises an error for an unknown character in any text. Where a token is spelled out, the library finds it.
             plain = [self._added.sub("", text) for text in texts]
@@ -218,7 +234,7 @@ class Tokenizer:
             for text in texts
             for piece in enumerate(Pieces([text]) if cut and len(text) > _PIECE_BYTES else [str(text, "utf-8")])
         )
-        while group := list(islice(pieces, _PIECES_TOGETHER)):
+        for group in batched(pieces, _PIECES_TOGETHER):
             for (number, _), part in zip(group, self.encode_batch([piece for _, piece in group]), strict=True):
                 ids += begin * (number == 0) + part.astype(self.id_type).tobytes()
         return np.frombuffer(ids, self.id_type)
@@ -229,7 +245,7 @@ class Tokenizer:
         return self.framing or Framing(_known(self.start_id))
 
     @property
-    def separator(self) -> tuple[int, ...]:
+    def separator(self) -> TokenIds:
         """What begins each document among many: the tokens before a text, or an end token."""
         return self.around.before or _known(self.end_id)
 
@@ -272,7 +288,7 @@ class Tokenizer:
         write_text(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True) + "\n")
 
 
-def _known(id: int | None) -> tuple[int, ...]:
+def _known(id: int | None) -> TokenIds:
     return () if id is None else (id,)
 
 
@@ -353,17 +369,7 @@ def _table(outline: Json, special: Mapping[str, int]) -> _Table | None:
     return _Table("utf-32-le", table)
 
 
-def _require_unicode(text: str) -> None:
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InputError(
-            f"the text holds a lone surrogate (U+{ord(text[error.start]):04X}) at character {error.start}; "
-            "expected valid Unicode; was it read in the wrong encoding?"
-        ) from error
-
-
-def added_ids(backend: tokenizers.Tokenizer) -> tuple[tuple[int, ...], tuple[int, ...]]:
+def added_ids(backend: tokenizers.Tokenizer) -> tuple[TokenIds, TokenIds]:
     """Returns the ids that the tokenizer's post-processor puts before and after every text."""
     for probe in (*_PROBES, *backend.get_vocab(with_added_tokens=False)):
         # Without a token for what is unknown, a vocabulary of words or characters raises for it.
@@ -399,14 +405,9 @@ def follow_settings(backend: tokenizers.Tokenizer, settings: Json, tokens: Mappi
         backend.normalizer = normalizer
     cleans = settings.get("clean_up_tokenization_spaces") is True
     if cleans and (not isinstance(backend.model, tokenizers.models.BPE) or settings.get(_FORCED) is True):
-        backend.decoder = _cleaning(backend.decoder)
-
-
-def _cleaning(decoder: Any) -> decoders.Sequence:
-    """Returns a decoder that takes spaces before punctuation out of the text of `decoder`."""
-    # Without one, the library joins tokens by spaces; no token begins with this.
-    first = decoders.WordPiece(prefix="\0", cleanup=False) if decoder is None else decoder
-    return decoders.Sequence([first, decoders.Fuse(), *(decoders.Replace(*pair) for pair in _CLEANED)])
+        # Without a decoder, the library joins tokens by spaces; no token begins with this prefix.
+        own = backend.decoder or decoders.WordPiece(prefix="\0", cleanup=False)
+        backend.decoder = decoders.Sequence([own, decoders.Fuse(), *(decoders.Replace(*pair) for pair in _CLEANED)])
 
 
 def cleans_spaces(decoder: Json | None) -> bool:

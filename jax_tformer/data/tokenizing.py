@@ -115,9 +115,7 @@ def _groups(
     yield group()
 
 
-@cache
-def _loaded(folder: Path) -> Tokenizer:
-    return load_tokenizer(folder)
+_loaded = cache(load_tokenizer)
 
 
 def _encode(folder: Path, texts: Sequence[tuple[int, bool, str]]) -> list[np.ndarray]:

@@ -2,10 +2,10 @@
 
 import zlib
 from collections import deque
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import KW_ONLY, dataclass
-from itertools import chain, islice, zip_longest
-from typing import Any, Literal, NamedTuple, TypeVar
+from itertools import chain, zip_longest
+from typing import Any, Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -35,7 +35,6 @@ STEP = 32
 """Lengths are rounded up to a multiple of this, so that prompts of many lengths need only one compilation."""
 SHORT = 256
 """A long cache begins with so many slots. When they are full it gets four times as many: each length is compiled."""
-T = TypeVar("T")
 
 
 class Generated(NamedTuple):
@@ -178,13 +177,6 @@ class Answerer:
         finished = tokens[-1] in self._end_ids
         tokens = tokens[:-1] if finished else tokens
         return Completion(decode_added(self.tokenizer, self._context_of(prompt), tokens), tokens, finished, score)
-
-
-def batched(items: Iterable[T], size: int) -> Iterator[list[T]]:
-    """Yields the items in lists of `size`, each as soon as it is full; the last one may be shorter."""
-    items = iter(items)
-    while batch := list(islice(items, size)):
-        yield batch
 
 
 class PromptBatch(NamedTuple):

@@ -92,16 +92,14 @@ def start(
         jnp.zeros(batch if searches else len(rows), bool),
         keys.reshape(-1),
         jnp.asarray(False),
-        _first_beams(batch, count, room, logits.dtype) if searches else None,
+        None,
     )
+    if searches:
+        never = jnp.full((batch, count), _NEVER, logits.dtype)
+        nothing = Sequences(jnp.zeros((batch, count, room), jnp.int32), jnp.zeros((batch, count), jnp.int32), never)
+        # At first all beams are equal, so one of them is enough.
+        state = state._replace(beams=Beams(never.at[:, 0].set(0), nothing))
     return _spread(append_token(rules, state, logits[rows]))
-
-
-def _first_beams(batch: int, width: int, room: int, dtype: jnp.dtype) -> Beams:
-    never = jnp.full((batch, width), _NEVER, dtype)
-    nothing = Sequences(jnp.zeros((batch, width, room), jnp.int32), jnp.zeros((batch, width), jnp.int32), never)
-    # At first all beams are equal, so one of them is enough.
-    return Beams(never.at[:, 0].set(0), nothing)
 
 
 @partial(jax.jit, static_argnames="net", donate_argnames="state")

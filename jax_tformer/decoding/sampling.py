@@ -78,7 +78,7 @@ class Rules:
     suppress_tokens: Int[Array, " n"] | None
     begin_suppress_tokens: Int[Array, " m"] | None
     bad_words_ids: Int[Array, "w L"] | None
-    """Words of several tokens that never come; -1 before those with fewer than L."""
+    """Words that never come; -1 before those with fewer than L tokens."""
     end_ids: Int[Array, " E"]
     """The tokens that end a row; -1 never occurs."""
     min_new_tokens: Count | None
@@ -100,11 +100,9 @@ _WITHOUT_EFFECT: dict[str, Any] = {"top_p": 1, "min_p": 0, "length_penalty": Non
 def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rules:
     """Converts a config to rules for rows that end with any of `end_ids`, which are no bad words on their own."""
     words = [word for word in decoding.bad_words_ids if len(word) > 1 or word[0] not in end_ids]
-    long = [word for word in words if len(word) > 1]
     longest = max(map(len, words), default=0)
     values: dict[str, Any] = {field.name: getattr(decoding, field.name, end_ids) for field in fields(Rules)}
-    values["suppress_tokens"] = tuple({*decoding.suppress_tokens, *(word[0] for word in words if len(word) == 1)})
-    values["bad_words_ids"] = tuple([-1] * (longest - len(word)) + [*word] for word in long)
+    values["bad_words_ids"] = tuple([-1] * (longest - len(word)) + [*word] for word in words)
     for name in [each.name for each in fields(Rules) if each.metadata != _STATIC]:
         unused = _WITHOUT_EFFECT.get(name, getattr(DecodingConfig, name, None))
         value = values[name]

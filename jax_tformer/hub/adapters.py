@@ -14,7 +14,7 @@ import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, get_args
+from typing import Any, TypeVar, get_args
 
 import jax
 import numpy as np
@@ -70,25 +70,22 @@ Pair = tuple[np.ndarray, np.ndarray]
 """The A and the B of a module."""
 
 
-class Module(NamedTuple):
-    """One of their modules that is a projection, or several fused ones, of a layer."""
-
-    place: Place
-    """That of its weight."""
+class Module(Place):
+    """The place of the weight of one of their modules that is a projection, or several fused ones, of a layer."""
 
     @property
     def parts(self) -> list[str]:
         """Our projections (`decoder.blocks.0.self_attention.query`)."""
-        return [name.removesuffix(".weight") for name in self.place.ours]
+        return [name.removesuffix(".weight") for name in self.ours]
 
     @property
     def inputs_first(self) -> bool:
         """Whether its weight is `[inputs, outputs]`, as in GPT-2's Conv1D."""
-        return self.place.axes.startswith("i ")
+        return self.axes.startswith("i ")
 
     def shapes(self, rank: int) -> tuple[tuple[int, int], tuple[int, int]]:
         """Returns the shapes of its A and its B."""
-        outputs, inputs = self.place.shape[::-1] if self.inputs_first else self.place.shape
+        outputs, inputs = self.shape[::-1] if self.inputs_first else self.shape
         return (rank, inputs), (outputs, rank)
 
     def own_parts(self, adapted: Sequence[str], rank: int, b: np.ndarray) -> Iterator[tuple[str, slice, np.ndarray]]:
@@ -96,7 +93,7 @@ class Module(NamedTuple):
 
         An A of `rank` rows is one for all, a longer one has the rows of each below one another.
         """
-        parts = dict(zip(self.parts, self.place.split(b.T if self.inputs_first else b), strict=True))
+        parts = dict(zip(self.parts, self.split(b.T if self.inputs_first else b), strict=True))
         for number, name in enumerate(adapted):
             start = number * rank if b.shape[1] > rank else 0
             rows = slice(start, start + rank)
@@ -268,7 +265,7 @@ def _pattern(said: Json, field: str, module: str, otherwise: Any) -> Any:
 def modules(layout: Layout) -> dict[str, Module]:
     """Returns the modules that are projections of layers, by name."""
     return {
-        place.theirs.removesuffix(".weight"): Module(place)
+        place.theirs.removesuffix(".weight"): Module(*place)
         for place in layout.places
         if f".{STACKED}." in place.ours[0] and place.ours[0].endswith(_PROJECTIONS)
     }

@@ -15,10 +15,11 @@ import numpy as np
 import safetensors
 
 from jax_tformer.config import Dtype
-from jax_tformer.config.errors import WHY, InputError, explained, reason_of, require
+from jax_tformer.config.errors import WHY, InputError, explained, is_id, reason_of, require
 from jax_tformer.files import Json, not_regular, read_json, shortened, write_json
 
 if TYPE_CHECKING:
+    from jax_tformer.data.tokenizers import Tokenizer
     from jax_tformer.hub.names import View
 
 WEIGHTS = "model.safetensors"
@@ -56,50 +57,47 @@ _LARGEST = 2**28
 _HOLDS: dict[str, Dtype] = {"F64": "float64", "F32": "float32", "F16": "float32", "BF16": "bfloat16"}
 """Stored type -> ours without loss. Our arithmetic has no float16: it overflows at 65,504, and TPUs lack it."""
 _BY_WIDTH: tuple[Dtype, ...] = ("float64", "float32", "bfloat16")
-_NGRAMS = ("no_repeat_ngram_size", "encoder_no_repeat_ngram_size")
-_NEVER = ("suppress_tokens", "begin_suppress_tokens")
-_NUMBERS = ("temperature", "top_p", "min_p", "repetition_penalty", "length_penalty")
-
-
-def _is_id(value: Any) -> bool:
-    return type(value) is int and value >= 0
 
 
 def _are_ids(value: Any) -> bool:
-    return isinstance(value, list) and all(map(_is_id, value))
+    return isinstance(value, list) and all(map(is_id, value))
 
 
 def _is_number(value: Any, least: float = 0) -> bool:
     return value is None or (isinstance(value, int | float) and type(value) is not bool and least <= value < math.inf)
 
 
-_Kind = tuple[str, Callable[[Any], bool]]
-_COUNT: _Kind = ("a whole number of at least 0", _is_id)
-_ENDS: _Kind = ("an id, or a list of ids", lambda value: _is_id(value) or _are_ids(value))
-_FLAG: _Kind = ("true or false", lambda value: isinstance(value, bool))
-_KINDS: Mapping[str, _Kind] = {
-    **dict.fromkeys(("max_length", "max_new_tokens", "min_length", "min_new_tokens", "num_beams", "top_k"), _COUNT),
-    **dict.fromkeys(("bos_token_id", "pad_token_id", "decoder_start_token_id", "forced_bos_token_id"), _COUNT),
-    **dict.fromkeys(_NGRAMS, _COUNT),
-    **dict.fromkeys(_NUMBERS, ("a number of at least 0", _is_number)),
-    "length_penalty": ("a number", lambda value: _is_number(value, -math.inf)),
-    "bad_words_ids": (
+_NUMBERS = "temperature top_p min_p repetition_penalty"
+_TABLE: tuple[tuple[str, str, Callable[[Any], bool]], ...] = (
+    (
+        "max_length max_new_tokens min_length min_new_tokens num_beams top_k bos_token_id pad_token_id "
+        "decoder_start_token_id forced_bos_token_id no_repeat_ngram_size encoder_no_repeat_ngram_size",
+        "a whole number of at least 0",
+        is_id,
+    ),
+    (_NUMBERS, "a number of at least 0", _is_number),
+    ("length_penalty", "a number", lambda value: _is_number(value, -math.inf)),
+    (
+        "bad_words_ids",
         "lists of one or more ids",
         lambda value: isinstance(value, list) and all(word and _are_ids(word) for word in value),
     ),
-    **dict.fromkeys(_NEVER, ("a list of ids", _are_ids)),
-    **dict.fromkeys(("do_sample", "renormalize_logits"), _FLAG),
-    "early_stopping": ('true, false or "never"', lambda value: isinstance(value, bool) or value == "never"),
-    **dict.fromkeys(("eos_token_id", "forced_eos_token_id"), _ENDS),
-}
-"""Setting that is read -> what it has to be."""
+    ("suppress_tokens begin_suppress_tokens", "a list of ids", _are_ids),
+    ("do_sample renormalize_logits", "true or false", lambda value: isinstance(value, bool)),
+    ("early_stopping", 'true, false or "never"', lambda value: isinstance(value, bool) or value == "never"),
+    ("eos_token_id forced_eos_token_id", "an id, or a list of ids", lambda value: is_id(value) or _are_ids(value)),
+)
+_KINDS = {name: (told, fits) for names, told, fits in _TABLE for name in names.split()}
+"""Setting that is read -> what it has to be, in words and as a test."""
 _SAME = (
     "length_penalty",
     "repetition_penalty",
-    *_NGRAMS,
+    "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size",
     "renormalize_logits",
     "early_stopping",
-    *_NEVER,
+    "suppress_tokens",
+    "begin_suppress_tokens",
     "bad_words_ids",
 )
 """Settings that mean the same in a DecodingConfig."""
@@ -139,6 +137,9 @@ class Origin:
     converted: bool = False
     """Whether `load_pretrained` was told another type, in which the weights are then saved as well."""
 
+    tokenizer: "Tokenizer | None" = None
+    """What those files are, if `load_pretrained` has read them."""
+
     @property
     def architecture(self) -> str:
         """The class in `transformers`."""
@@ -175,7 +176,7 @@ def read_origin(folder: Path) -> Origin:
     names = sorted(path.name for path in folder.iterdir() if not path.is_dir())
     if GENERATION in names:
         generation = read_object(inside(folder, GENERATION))
-        for name in generation.keys() & set(_NUMBERS):
+        for name in generation.keys() & {"length_penalty", *_NUMBERS.split()}:
             # Whatever asks for them later: the file is copied on.
             _require_kind(name, generation[name], str(folder / GENERATION))
     kept = [name for name in names if name == GENERATION or any(fnmatch(name, kind) for kind in TOKENIZER_FILES)]
@@ -252,7 +253,8 @@ def read_defaults(settings: Json, *, translates: bool, where: str, vocabulary: i
         if name in given and given[name] not in (neutral, [])
     ]
     # Those of beams also without num_beams: a flag may ask for a beam search.
-    decoding = {name: _as_tuple(given[name]) for name in _SAME if name in given}
+    decoding = {"length_penalty": 1.0, "length_penalty_form": "power"}
+    decoding |= {name: _as_tuple(given[name]) for name in _SAME if name in given}
     drawing: Json = {name: given[name] for name in ("temperature", "top_p", "min_p") if name in given}
     drawing |= {"top_k": given["top_k"] or None} if "top_k" in given else {}
     if given.get("num_beams", 1) > 1:
@@ -354,15 +356,10 @@ def inside(folder: Path, name: str) -> Path:
     In the Hugging Face cache files are links to the blobs of the same model, which counts as inside.
     """
     path = folder / name
-    try:
-        real = path.resolve(strict=True)
-        home = folder.resolve()
-        problem = not_regular(real)
-    except FileNotFoundError as error:
-        raise InputError(f"{path} does not exist; restore the folder, or load it again") from error
-    except (OSError, ValueError, RuntimeError) as error:
-        raise InputError(f"cannot read {path}: {error}; restore the folder, or load it again") from error
+    problem = not_regular(path)
     require(not problem, f"{path} {problem}; expected a file; restore the folder, or load it again")
+    real = path.resolve()
+    home = folder.resolve()
     allowed = [home, home.parents[1] / "blobs"] if home.parent.name == "snapshots" else [home]
     require(
         any(real.is_relative_to(place) for place in allowed),

@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import tempfile
 from collections import Counter
 from collections.abc import Callable, Mapping
 from contextlib import suppress
@@ -104,9 +103,19 @@ def assembled(
     config = config_from_huggingface(origin.config, stored)
     layout = Layout(family_of(origin.config).rows(config), config)
     used = {name: type_of(stored[name]) for name, known in layout.known(stored).items() if known is not None}
-    _require_types(folder, used)
-    origin = replace(origin, types=used, converted=dtype is not None)
-    config = config.with_dtype(_usable(dtype or origin.dtype))
+    if unread := {name for name, type_ in used.items() if type_ not in TYPES}:
+        found = ", ".join(sorted({used[name] for name in unread}))
+        raise InputError(
+            f"{folder} stores {listed(unread, 2)} as {found}; expected {', '.join(TYPES)}; load a copy that is not "
+            "quantised"
+        )
+    origin = replace(origin, types=used, converted=dtype is not None, tokenizer=tokenizer)
+    dtype = dtype or origin.dtype
+    require(dtype in get_args(Dtype), f"dtype is {dtype!r}; expected one of {', '.join(get_args(Dtype))}, or None")
+    # Where JAX would make float32 of it.
+    with explained(f"{WHY}; or load with dtype='float32'", ValueError):
+        dtype_of(dtype)
+    config = config.with_dtype(dtype)
     net = transformer(config)
     net.origin = origin
     return net, _placed(parameter_views(layout.ours(stored), net.shapes), net.shapes, mesh), tokenizer
@@ -140,23 +149,6 @@ def _require_vocabulary(folder: Path, origin: Origin, tokenizer: Tokenizer, rows
             f"{folder} has a tokenizer of {tokenizer.vocab_size:,} ids, but {name} is {id}; expected an id of the "
             "tokenizer; is it the tokenizer of another model?",
         )
-
-
-def _require_types(folder: Path, types: Mapping[str, str]) -> None:
-    if unread := {name for name, type_ in types.items() if type_ not in TYPES}:
-        found = ", ".join(sorted({types[name] for name in unread}))
-        raise InputError(
-            f"{folder} stores {listed(unread, 2)} as {found}; expected {', '.join(TYPES)}; load a copy that is not "
-            "quantised"
-        )
-
-
-def _usable(dtype: Dtype) -> Dtype:
-    """Returns `dtype`; raises InputError for another name, and for float64 where JAX would make it float32."""
-    require(dtype in get_args(Dtype), f"dtype is {dtype!r}; expected one of {', '.join(get_args(Dtype))}, or None")
-    with explained(f"{WHY}; or load with dtype='float32'", ValueError):
-        dtype_of(dtype)
-    return dtype
 
 
 def _placed(views: Views, shapes: Params, mesh: Mesh | None) -> Params:
@@ -316,8 +308,8 @@ def _config_json(
         return False
 
     if not says_the_same(config):
-        for setting in FAMILIES[chosen].settings:
-            config.pop(setting.synonym or "", None)
+        for name in FAMILIES[chosen].synonyms:
+            config.pop(name, None)
         config |= said
         for name in said.keys() & origin.config.keys() - {"label2id"}:
             if says_the_same(config | {name: origin.config[name]}):
@@ -334,8 +326,7 @@ def _write_tokenizer(folder: Path, net: AnyTransformer, tokenizer: Tokenizer | N
 
     Returns the special ids of another tokenizer than that one, where they differ.
     """
-    files = {} if net.origin is None else net.origin.files
-    loaded = None if tokenizer is None else _as_loaded(files)
+    files, loaded = ({}, None) if net.origin is None else (net.origin.files, net.origin.tokenizer)
     changed = {}
     if tokenizer is not None and (loaded is None or tokenizer.as_json != loaded.as_json):
         changed = {} if loaded is None else dict(_role_ids(tokenizer).items() - _role_ids(loaded).items())
@@ -363,16 +354,6 @@ def _special_ids(net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, 
 
 def _role_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
     return {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.end_id, "pad_token_id": tokenizer.pad_id}
-
-
-def _as_loaded(files: Mapping[str, bytes]) -> Tokenizer | None:
-    """Returns the tokenizer in these files; None if there is none."""
-    if "tokenizer.json" not in files:
-        return None
-    with tempfile.TemporaryDirectory() as folder:
-        for name, content in files.items():
-            (Path(folder) / name).write_bytes(content)
-        return load_tokenizer(folder)
 
 
 def _on_host(leaf: Any) -> Any:

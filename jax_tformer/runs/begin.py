@@ -261,15 +261,13 @@ class Resumption:
         self.best = self.checkpoints.best_loss()
         self.notes += restored.skipped
         arrays = restored.state
-        arrays["params"] = join_adapters(arrays["params"], self.run.load_frozen(frozen, extra))
+        arrays["params"] = join_adapters(arrays["params"], self.run.load_frozen(frozen))
         return TrainState(**arrays)
 
     @cached_property
     def _unchanging(self) -> Json:
         # Read once, at the first save: by then the files exist, and are those that the session uses.
-        frozen = self.run.frozen_digest()
-        extra = {"fingerprint": self.fingerprint, "config": to_dict(self.experiment), **self.run.digests()}
-        return extra if frozen is None else extra | {"frozen": frozen}
+        return {"fingerprint": self.fingerprint, "config": to_dict(self.experiment), **self.run.digests()}
 
     def improves(self, held_out_loss: float | None) -> bool:
         """Whether this held-out loss is below all that were saved, so that the state should be saved."""

@@ -27,10 +27,10 @@ from jax_tformer.config.experiment import DecodingConfig, ExperimentConfig, Mask
 from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import Pipeline, build_pipeline
 from jax_tformer.data.tokenizers import Tokenizer
-from jax_tformer.decoding.generate import Answerer, batched, generate
+from jax_tformer.decoding.generate import Answerer, generate
 from jax_tformer.decoding.loop import layers_apart
 from jax_tformer.decoding.texts import PromptReader, translation_scores
-from jax_tformer.files import named_errors, write_json, write_text
+from jax_tformer.files import batched, named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.lora import join_adapters, split_adapters
 from jax_tformer.model.parameters import DropoutKey, accumulator
@@ -318,7 +318,7 @@ def finish(run: RunFolder, steps: int, figures: Row, samples: str) -> str:
     best, told_best = _find_best(rows)
     write_text(run.samples, samples)
     write_json(run.summary, summary | best)
-    draw_losses(rows, run.picture, run.path.name)
+    draw_losses(rows, run)
     shown = {name: summary[name] for name in ("train_loss", *_FIGURES[1:]) if summary.get(name) is not None}
     speed = f"{summary['tokens_per_second']:,.0f} tokens/s  " if summary["tokens_per_second"] else ""
     told = [
@@ -339,7 +339,7 @@ def report(run: RunFolder, experiment: ExperimentConfig) -> str:
     notes = list[str]()
     rows = read_metrics(run.metrics, notes)
     require(rows, f"the run in {run.path} has logged nothing yet; expected lines in {run.metrics.name}")
-    draw_losses(rows, run.picture, run.path.name)
+    draw_losses(rows, run)
     losses = {name: found[-1][name] for name in _FIGURES if (found := [row for row in rows if name in row])}
     told = [
         f"step {rows[-1]['step']} of {experiment.training.steps}  {format_figures(losses)}",
@@ -379,8 +379,8 @@ def _find_best(rows: list[Row]) -> tuple[Row, list[str]]:
     return {"best_step": step, "best_val_loss": loss}, [told] if step != evaluated[-1][1] else []
 
 
-def draw_losses(rows: list[Row], path: Path, title: str) -> None:
-    """Draws the training and held-out losses over steps as a PNG."""
+def draw_losses(rows: list[Row], run: RunFolder) -> None:
+    """Draws the training and held-out losses over steps as loss.png."""
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(7, 4.2), dpi=144, layout="constrained")
@@ -392,12 +392,12 @@ def draw_losses(rows: list[Row], path: Path, title: str) -> None:
         axes.plot(*zip(*held_out, strict=True), "o-", color="#b3471d", markersize=4, label="held out")
         step, loss = held_out[-1]
         axes.annotate(f"{loss:.3f}", (step, loss), xytext=(0, 8), textcoords="offset points", ha="right")
-    axes.set_title(title, parse_math=False)
+    axes.set_title(run.path.name, parse_math=False)
     axes.set(xlabel="step", ylabel="cross-entropy, nats per token")
     axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
     if trained or held_out:
         axes.legend(frameon=False)
-    with named_errors(path):
-        figure.savefig(path)
+    with named_errors(run.picture):
+        figure.savefig(run.picture)

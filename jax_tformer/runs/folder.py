@@ -10,6 +10,7 @@ import json
 import os
 import re
 import time
+from contextlib import suppress
 from dataclasses import replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -169,35 +170,31 @@ class RunFolder:
             now = replace(self.read_config().model, compute=then.compute)
             changed = differences({"model": then}, {"model": now})
             require(not changed, f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
+        places = {"tokenizer": self.path, "origin": self.origin, "frozen": self.frozen}
         for kind, digests in self.digests().items():
             recorded = extra.get(kind)
-            for name in changed_fields(recorded, digests) if isinstance(recorded, dict) else ():
-                place = self.origin / name if kind == "origin" else self.path / name
+            for name in () if recorded is None else changed_fields(recorded, digests):
                 away = ", or take it away" if kind == "origin" else ""
-                raise InputError(f"{place} is not the one {made}; put it back{away}")
+                raise InputError(f"{places[kind] / name} is not the one {made}; put it back{away}")
 
-    def digests(self) -> dict[str, dict[str, str]]:
-        """Returns digests of the files of "tokenizer" and of "origin", by their names; a checkpoint records them."""
-        found = {"tokenizer": tokenizer_digests(self.path), "origin": dict[str, str]()}
+    def digests(self) -> Json:
+        """Returns digests of the files of "tokenizer" and of "origin", by their names, and of what does not train in a
+        run with adapters, "frozen"; a checkpoint records them."""
+        found: Json = {"tokenizer": tokenizer_digests(self.path), "origin": {}}
         if self.origin.exists():
             from jax_tformer.hub.folder import read_origin
 
             origin = read_origin(self.origin)
             said = {**origin.files, "config.json": json.dumps(origin.config, sort_keys=True).encode()}
             found["origin"] = {name: hashlib.sha256(content).hexdigest() for name, content in said.items()}
+        with suppress(InputError):
+            found["frozen"] = combined_hash([read_text(self.frozen / "0" / "checksums.json")])
         return found
 
-    def frozen_digest(self) -> str | None:
-        """Returns a digest of what does not train in a run with adapters; None if that, or its list, is not there."""
-        try:
-            return combined_hash([read_text(self.frozen / "0" / "checksums.json")])
-        except InputError:
-            return None
+    def load_frozen(self, abstract: "Params") -> "Params":
+        """Loads the parameters that the adapters of a checkpoint were trained beside, if there are any.
 
-    def load_frozen(self, abstract: "Params", extra: Json) -> "Params":
-        """Loads the parameters that the adapters of a checkpoint (its `extra`) were trained beside, if there are any.
-
-        Raises InputError if they are missing, damaged, or not those that the checkpoint recorded.
+        Raises InputError if they are missing or damaged; `require_recorded` knows whether they are others.
         """
         if not abstract:
             return {}
@@ -206,10 +203,6 @@ class RunFolder:
         require(
             list_steps(self.frozen),
             f"{self.frozen} is missing, and holds what the adapters of the run change; put back a copy",
-        )
-        require(
-            extra.get("frozen") == self.frozen_digest(),
-            f"{self.frozen} is not the one that the checkpoint was made with; put back a copy of that",
         )
         return load_parameters(self.frozen, abstract).state
 
@@ -294,11 +287,6 @@ class RunFolder:
             self.unlock()
         return aside
 
-    def ended_at(self) -> int | None:
-        """Returns the steps after which the run ended; None if it has not, or if summary.json is damaged."""
-        steps = value_in(self.summary, "steps")
-        return steps if isinstance(steps, int) else None
-
 
 class Trained(NamedTuple):
     """A model with the parameters of the checkpoint of `step`, and its tokenizer.
@@ -354,7 +342,7 @@ def load_trained(
     trained, frozen = split_adapters(on_mesh(mesh, net.shapes))
     restored = load_parameters(run.checkpoints, trained, step)
     run.require_recorded(restored.extra, restored.step)
-    params = join_adapters(restored.state, run.load_frozen(frozen, restored.extra))
+    params = join_adapters(restored.state, run.load_frozen(frozen))
     net, params = merge_lora(net, params) if merge else (net, params)
     return Trained(net, params, tokenizer, restored.step, restored.skipped, restored.extra.get("fingerprint"))
 
@@ -409,8 +397,8 @@ def export_pretrained(
     net = trained.net
     tokenizer = trained.tokenizer
     if run.origin.exists():
-        net.origin = read_origin(run.origin)
         tokenizer = load_tokenizer(run.origin)
+        net.origin = replace(read_origin(run.origin), tokenizer=tokenizer)
     else:
         net = transformer(_bound_positions(net.config, experiment.data))
         if not isinstance(experiment.data, MaskedTextData):

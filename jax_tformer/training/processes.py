@@ -118,7 +118,10 @@ def join(config: DistributedConfig) -> None:
 
     # It would take SIGTERM for itself; here a signal to one process is told to all (`Signals`).
     jax.config.update("jax_enable_preemption_service", False)
-    with _limited(config.timeout, f"the other processes did not come within {config.timeout} s{_where(config)}"):
+    where = "" if config.coordinator is None else f" to {config.coordinator}"
+    reach = where and ", with the address of the first one, which others must reach"
+    told = f"the other processes did not come within {config.timeout} s{where}; start all of them{reach}"
+    with _limited(config.timeout, told):
         jax.distributed.initialize(
             **given,
             initialization_timeout=config.timeout + _SHUTDOWN,
@@ -208,9 +211,6 @@ def together() -> Iterator[None]:
 
     The block must not wait for other processes. Raises InputError where another process has raised anything.
     """
-    if count() == 1:
-        yield
-        return
     failure = None
     try:
         yield
@@ -228,18 +228,14 @@ def first_then_others(work: Callable[[], T]) -> T:
 
     `work` must not wait for other processes. Raises InputError where another process has raised anything.
     """
-    if count() == 1:
-        return work()
     with together():
-        made = work() if is_first() else None
+        made = [work()] if is_first() else []
     with together():
-        return work() if made is None else made
+        return made[0] if made else work()
 
 
 def require_same(said: Mapping[str, Any]) -> None:
     """Raises InputError, naming the process and what differs, unless all processes say the same, which is JSON."""
-    if count() == 1:
-        return
     first, *others = _exchange(dict(said))
     for number, other in enumerate(others, 1):
         changed = changed_fields(first, other)
@@ -249,21 +245,16 @@ def require_same(said: Mapping[str, Any]) -> None:
 
 def wait_for_all() -> None:
     """Returns when all processes have called it, however long that takes."""
-    if count() > 1:
-        _exchange(None)
+    _exchange(None)
 
 
 def least(value: int | None) -> int | None:
     """Returns the least number that any process has; None if none has one."""
-    if count() == 1:
-        return value
     return min((number for number in _exchange(value) if number is not None), default=None)
 
 
 def require_device_each(devices: "list[jax.Device]", what: str) -> None:
     """Raises InputError if a process has none of `devices`, those of `what`."""
-    if count() == 1:
-        return
     idle = sorted(set(range(count())) - {device.process_index for device in devices})
     require(
         not idle,
@@ -302,6 +293,8 @@ class Signals:
 
 def _exchange(said: Any) -> list[Any]:
     """Returns what each process says, which is JSON, in the order of their numbers; waits for all."""
+    if count() == 1:
+        return [said]
     name = f"jax_tformer/{next(_OCCASIONS)}"
     _say(name, said)
     return [_hear(name, number) for number in range(count())]
@@ -346,12 +339,6 @@ def _in_kubernetes() -> bool:
     """Whether this is a pod of an indexed job, whose others JAX can find."""
     inside = "KUBERNETES_SERVICE_HOST" in os.environ and "JOB_COMPLETION_INDEX" in os.environ
     return inside and importlib.util.find_spec("kubernetes") is not None
-
-
-def _where(config: DistributedConfig) -> str:
-    if config.coordinator is None:
-        return "; start all of them"
-    return f" to {config.coordinator}; start all of them, with the address of the first one, which others must reach"
 
 
 def _require_free(coordinator: str) -> None:

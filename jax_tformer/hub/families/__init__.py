@@ -103,8 +103,6 @@ class Setting(NamedTuple):
     """Their names, in one text."""
     values: Mapping[str, object] | Mapping[bool, object] | None = None
     """Their value -> ours, if the names differ; of several with one meaning, the first is written."""
-    synonym: str | None = None
-    """Another name by which Hugging Face reads the field."""
     default: Callable[[Settings], object] | None = None
     """Computes the value of an absent field from our fields read so far, by name; None: the template's value."""
     nullable: bool = False
@@ -186,6 +184,8 @@ class Family:
     adapted: Callable[[TransformerConfig, Views], TransformerConfig] = lambda config, weights: config
     """Changes our config by what only their arrays tell: parts that config.json does not mention, or ties. Raises
     WeightsError for arrays that no row reads and that the config contradicts."""
+    synonyms: Mapping[str, str] = field(default_factory=dict)
+    """Another name by which Hugging Face reads a field -> the field, as `attribute_map` of the class there has them."""
 
 
 ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
@@ -220,8 +220,9 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             f"model_type is {given!r} in the Hugging Face config, and architectures names a class of type "
             f"{family.model_type!r}; expected one type; correct the wrong one"
         )
+    config = _renamed(family, config)
     for setting in family.settings:
-        layers = _given(setting, config) if setting.paths[0].endswith(".num_layers") else 0
+        layers = config.get(setting.theirs) if setting.paths[0].endswith(".num_layers") else 0
         require(
             not isinstance(layers, int) or layers <= _MOST_LAYERS,
             f"{setting.theirs} is {layers} in the Hugging Face config; expected at most {_MOST_LAYERS}",
@@ -230,7 +231,7 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
     _require_neutral(family, config)
     flat = flatten(to_dict(family.template))
     for setting in family.settings:
-        given = _given(setting, config)
+        given = config.get(setting.theirs)
         if given is not None:
             flat |= dict.fromkeys(setting.paths, _translated(setting, given))
         elif setting.nullable and setting.theirs in config:
@@ -313,16 +314,20 @@ def _require_neutral(family: Family, config: Settings) -> None:
             raise InputError(f"{name} is {given!r} in the Hugging Face config; only {values[-1]!r} is supported")
 
 
-def _given(setting: Setting, config: Settings) -> object:
-    """Returns the value by either name; None if it has none."""
-    value = config.get(setting.theirs)
-    other = config.get(setting.synonym or "")
-    require(
-        value is None or other is None or value == other,
-        f"{setting.theirs} is {value!r} and {setting.synonym} is {other!r} in the Hugging Face config, two names "
-        "of one setting; expected one value; remove the wrong one",
-    )
-    return other if value is None else value
+def _renamed(family: Family, config: Settings) -> Settings:
+    """Returns `config` with one name of each field."""
+    renamed = dict(config)
+    for synonym, name in family.synonyms.items():
+        value = config.get(name)
+        other = config.get(synonym)
+        require(
+            value is None or other is None or value == other,
+            f"{name} is {value!r} and {synonym} is {other!r} in the Hugging Face config, two names of one setting; "
+            "expected one value; remove the wrong one",
+        )
+        if value is None and synonym in config:
+            renamed[name] = other
+    return renamed
 
 
 def _translated(setting: Setting, given: object) -> object:

@@ -42,19 +42,16 @@ LARGE = TransformerConfig(
     dropout=DropoutConfig(embedding=0.1, residual=0.1),
 )
 SETTINGS = (
-    Setting("vocab_size", "vocab_size"),
-    Setting("d_model", "d_model", synonym="hidden_size"),
-    Setting("encoder_layers", "encoder.num_layers", synonym="num_hidden_layers"),
-    Setting("decoder_layers", "decoder.num_layers"),
-    Setting("encoder_attention_heads", "encoder.num_heads", synonym="num_attention_heads"),
     *named(
+        vocab_size="vocab_size",
+        d_model="d_model",
+        encoder_layers="encoder.num_layers",
+        decoder_layers="decoder.num_layers",
+        encoder_attention_heads="encoder.num_heads",
         decoder_attention_heads="decoder.num_heads",
         encoder_ffn_dim="encoder.feedforward_width",
         decoder_ffn_dim="decoder.feedforward_width",
         max_position_embeddings="encoder.max_positions decoder.max_positions",
-    ),
-    Setting("activation_function", "encoder.activation decoder.activation", ACTIVATIONS),
-    *named(
         scale_embedding="encoder.embedding_scale decoder.embedding_scale",
         tie_word_embeddings="tied_head shared_embedding",
         init_std="initializer_std",
@@ -62,7 +59,13 @@ SETTINGS = (
         attention_dropout="dropout.attention",
         activation_dropout="dropout.feedforward",
     ),
+    Setting("activation_function", "encoder.activation decoder.activation", ACTIVATIONS),
 )
+SYNONYMS = {
+    "hidden_size": "d_model",
+    "num_hidden_layers": "encoder_layers",
+    "num_attention_heads": "encoder_attention_heads",
+}
 FIXED = {
     "is_encoder_decoder": True,
     "encoder_layerdrop": 0.0,
@@ -148,7 +151,7 @@ def _leave_head(written: Settings) -> Fields:
     return {name: value for name, value in written.items() if name != "head"}
 
 
-_FAMILY = Family(model_type="bart", template=LARGE, settings=SETTINGS, rows=rows, fixed=FIXED)
+_FAMILY = Family(model_type="bart", template=LARGE, settings=SETTINGS, rows=rows, synonyms=SYNONYMS, fixed=FIXED)
 FAMILIES = {
     "BartForConditionalGeneration": _FAMILY,
     "BartModel": replace(

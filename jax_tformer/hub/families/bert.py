@@ -18,14 +18,12 @@ SETTINGS = (
         intermediate_size="encoder.feedforward_width",
         max_position_embeddings="encoder.max_positions",
         type_vocab_size="encoder.token_types",
-    ),
-    Setting("hidden_act", "encoder.activation", ACTIVATIONS),
-    *named(
         layer_norm_eps="encoder.norm_eps",
         initializer_range="initializer_std",
         hidden_dropout_prob="dropout.embedding dropout.residual",
         attention_probs_dropout_prob="dropout.attention",
     ),
+    Setting("hidden_act", "encoder.activation", ACTIVATIONS),
 )
 TIED = Setting("tie_word_embeddings", "tied_head")
 FIXED = {"is_decoder": False, "add_cross_attention": False, "position_embedding_type": "absolute"}

@@ -12,13 +12,14 @@ def _settings(more: str = "") -> tuple[Setting, ...]:
     `sinusoidal_pos_embds` is not read: it decides how the position table starts, and the table is in the file.
     """
     return (
-        Setting("vocab_size", "vocab_size"),
-        Setting("dim", "d_model", synonym="hidden_size"),
-        Setting("n_layers", "encoder.num_layers", synonym="num_hidden_layers"),
-        Setting("n_heads", "encoder.num_heads", synonym="num_attention_heads"),
-        *named(hidden_dim="encoder.feedforward_width", max_position_embeddings="encoder.max_positions"),
         Setting("activation", "encoder.activation", ACTIVATIONS),
         *named(
+            vocab_size="vocab_size",
+            dim="d_model",
+            n_layers="encoder.num_layers",
+            n_heads="encoder.num_heads",
+            hidden_dim="encoder.feedforward_width",
+            max_position_embeddings="encoder.max_positions",
             initializer_range="initializer_std",
             dropout=f"dropout.embedding dropout.residual {more}",
             attention_dropout="dropout.attention",
@@ -62,12 +63,20 @@ _TEMPLATE = replace(
     encoder=replace(bert.STACK, num_layers=6, token_types=0),
     dropout=replace(bert.TEMPLATE.dropout, attention_output=0.0),
 )
-_MASKED = Family("distilbert", _TEMPLATE, (*_settings(), bert.TIED), _masked)
+_MASKED = Family(
+    "distilbert",
+    _TEMPLATE,
+    (*_settings(), bert.TIED),
+    _masked,
+    synonyms={"hidden_size": "dim", "num_hidden_layers": "n_layers", "num_attention_heads": "n_heads"},
+)
 _TEXTS = (*_encoder("distilbert."), *modules({"pre_classifier": "pooler.dense", "classifier": "classifier"}))
 _TOKENS = (*_encoder("distilbert."), *modules({"classifier": "classifier"}))
 _TEXT_SETTINGS = (*_settings(), Setting("seq_classif_dropout", "dropout.classifier"))
 FAMILIES = {
-    "DistilBertModel": Family("distilbert", bert.headless(_MASKED, "none"), _settings(), lambda config: _encoder()),
+    "DistilBertModel": replace(
+        _MASKED, template=bert.headless(_MASKED, "none"), settings=_settings(), rows=lambda config: _encoder()
+    ),
     "DistilBertForMaskedLM": _MASKED,
     "DistilBertForSequenceClassification": bert.classifier(
         _MASKED, "classify_text", _TEXTS, _TEXT_SETTINGS, "relu", classifier=0.2

@@ -13,22 +13,22 @@ def _four_times_the_width(ours: Mapping[str, object]) -> object:
 
 
 SETTINGS = (
-    Setting("vocab_size", "vocab_size"),
-    Setting("n_embd", "d_model", synonym="hidden_size"),
-    Setting("n_layer", "decoder.num_layers", synonym="num_hidden_layers"),
-    Setting("n_head", "decoder.num_heads", synonym="num_attention_heads"),
-    Setting("n_positions", "decoder.max_positions", synonym="max_position_embeddings"),
-    Setting("n_inner", "decoder.feedforward_width", default=_four_times_the_width),
-    Setting("activation_function", "decoder.activation", ACTIVATIONS),
-    Setting("layer_norm_epsilon", "decoder.norm_eps"),
-    Setting("scale_attn_weights", "decoder.attention_scale", {True: "head_width", False: "none"}),
     *named(
+        vocab_size="vocab_size",
+        n_embd="d_model",
+        n_layer="decoder.num_layers",
+        n_head="decoder.num_heads",
+        n_positions="decoder.max_positions",
+        layer_norm_epsilon="decoder.norm_eps",
         tie_word_embeddings="tied_head",
         initializer_range="initializer_std",
         embd_pdrop="dropout.embedding",
         attn_pdrop="dropout.attention",
         resid_pdrop="dropout.residual",
     ),
+    Setting("n_inner", "decoder.feedforward_width", default=_four_times_the_width),
+    Setting("activation_function", "decoder.activation", ACTIVATIONS),
+    Setting("scale_attn_weights", "decoder.attention_scale", {True: "head_width", False: "none"}),
 )
 
 _LAYER = "transformer.h.*.", "decoder.blocks.*."
@@ -62,6 +62,12 @@ FAMILIES = {
         model_type="gpt2",
         template=ARCHITECTURES["gpt2"],
         settings=SETTINGS,
+        synonyms={
+            "hidden_size": "n_embd",
+            "num_hidden_layers": "n_layer",
+            "num_attention_heads": "n_head",
+            "max_position_embeddings": "n_positions",
+        },
         fixed={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
         rows=rows,
     )

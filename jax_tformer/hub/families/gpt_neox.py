@@ -41,9 +41,6 @@ SETTINGS = (
         num_attention_heads="decoder.num_heads",
         intermediate_size="decoder.feedforward_width",
         max_position_embeddings="decoder.max_positions",
-    ),
-    Setting("hidden_act", "decoder.activation", ACTIVATIONS),
-    *named(
         layer_norm_eps="decoder.norm_eps",
         use_parallel_residual="decoder.parallel",
         attention_bias=BIASES,
@@ -52,6 +49,7 @@ SETTINGS = (
         hidden_dropout="dropout.embedding dropout.residual",
         attention_dropout="dropout.attention",
     ),
+    Setting("hidden_act", "decoder.activation", ACTIVATIONS),
     *rope.SETTINGS,
     Setting("rotary_width", "decoder.rotary.width", nullable=True, said="rotary_pct"),
 )

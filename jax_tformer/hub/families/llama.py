@@ -31,9 +31,6 @@ SETTINGS = (
         hidden_size="d_model",
         num_hidden_layers="decoder.num_layers",
         num_attention_heads="decoder.num_heads",
-    ),
-    Setting("num_key_value_heads", "decoder.key_value_heads", nullable=True),
-    *named(
         intermediate_size="decoder.feedforward_width",
         max_position_embeddings="decoder.max_positions",
         rms_norm_eps="decoder.norm_eps",
@@ -41,6 +38,7 @@ SETTINGS = (
         initializer_range="initializer_std",
         attention_dropout="dropout.attention",
     ),
+    Setting("num_key_value_heads", "decoder.key_value_heads", nullable=True),
     *rope.SETTINGS,
 )
 """Those that the descendants of Llama have too."""

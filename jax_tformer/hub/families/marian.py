@@ -5,12 +5,14 @@ Translations begin with the padding token, and its row trains by these look-ups,
 
 from dataclasses import replace
 
+import jax.numpy as jnp
 import numpy as np
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Row, Rows, Setting, Settings, bart, named
 from jax_tformer.hub.names import Views, WeightsError, read
+from jax_tformer.model.embedding import sinusoidal
 
 _STACK = replace(bart.STACK, embedding_norm=False, positions="sinusoidal_half", position_offset=0)
 LARGE = replace(bart.LARGE, vocab_size=58101, encoder=_STACK, decoder=_STACK)
@@ -53,12 +55,10 @@ def checked(config: TransformerConfig, weights: Views) -> TransformerConfig:
         # The shape comes first: config.json may say any number.
         fits = weights[name].shape == (stack.max_positions, config.d_model)
         if fits:
-            positions = np.arange(stack.max_positions)[:, None]
-            places = np.arange(0, config.d_model, 2)[None]
-            angles = positions / stack.position_base ** (places / config.d_model)
-            expected = np.concatenate([np.sin(angles), np.cos(angles)], axis=1)
+            positions = jnp.arange(stack.max_positions)[None]
+            expected = sinusoidal(positions, config.d_model, stack.position_base, False, jnp.dtype("float32"))[0]
             # float16 and bfloat16 keep three and two digits.
-            fits = bool(np.abs(read(weights[name]).astype(np.float64) - expected).max() < 1e-2)
+            fits = bool(np.abs(read(weights[name]).astype(np.float32) - expected).max() < 1e-2)
         if not fits:
             raise WeightsError(
                 f"{name} is not the table of sines and cosines that a Marian computes for {stack.max_positions} "
@@ -81,6 +81,7 @@ FAMILIES = {
         model_type="marian",
         template=LARGE,
         settings=SETTINGS,
+        synonyms=bart.SYNONYMS,
         fixed=FIXED,
         rows=rows,
         flatten=flatten,

@@ -41,10 +41,6 @@ SETTINGS = (
         num_attention_heads="decoder.num_heads",
         ffn_dim="decoder.feedforward_width",
         max_position_embeddings="decoder.max_positions",
-    ),
-    Setting("activation_function", "decoder.activation", ACTIVATIONS),
-    Setting("do_layer_norm_before", "decoder.norm_placement", {True: "pre", False: "post"}),
-    *named(
         final_norm="decoder.final_norm",
         enable_bias=f"{BIASES} decoder.feedforward_bias",
         tie_word_embeddings="tied_head",
@@ -52,6 +48,8 @@ SETTINGS = (
         dropout="dropout.residual",
         attention_dropout="dropout.attention",
     ),
+    Setting("activation_function", "decoder.activation", ACTIVATIONS),
+    Setting("do_layer_norm_before", "decoder.norm_placement", {True: "pre", False: "post"}),
 )
 
 

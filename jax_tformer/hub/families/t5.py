@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.config.errors import require
-from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Row, Rows, Setting, Settings, modules
+from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Row, Rows, Setting, Settings, modules, named
 from jax_tformer.hub.names import Views, same_bytes
 
 _STACK = StackConfig(
@@ -44,22 +44,24 @@ def both(field: str) -> str:
 
 
 SETTINGS = (
-    Setting("vocab_size", "vocab_size"),
-    Setting("d_model", "d_model", synonym="hidden_size"),
-    Setting("d_kv", both("head_width"), synonym="head_dim"),
-    Setting("d_ff", both("feedforward_width")),
-    Setting("num_layers", "encoder.num_layers", synonym="num_hidden_layers"),
+    *named(
+        vocab_size="vocab_size",
+        d_model="d_model",
+        d_kv=both("head_width"),
+        d_ff=both("feedforward_width"),
+        num_layers="encoder.num_layers",
+        num_heads=both("num_heads"),
+        relative_attention_num_buckets=both("relative_buckets"),
+        relative_attention_max_distance=both("relative_max_distance"),
+        layer_norm_epsilon=both("norm_eps"),
+        is_gated_act=both("gated"),
+        tie_word_embeddings="tied_head",
+        dropout_rate=" ".join(f"dropout.{rate}" for rate in RATES),
+    ),
     Setting("num_decoder_layers", "decoder.num_layers", default=lambda ours: ours["encoder.num_layers"]),
-    Setting("num_heads", both("num_heads"), synonym="num_attention_heads"),
-    Setting("relative_attention_num_buckets", both("relative_buckets")),
-    Setting("relative_attention_max_distance", both("relative_max_distance")),
-    Setting("layer_norm_epsilon", both("norm_eps")),
     Setting("dense_act_fn", both("activation"), ACTIVATIONS),
-    Setting("is_gated_act", both("gated")),
-    Setting("tie_word_embeddings", "tied_head"),
     # Versions before 5 have no such field: there, the head's input is scaled if the head is tied.
     Setting("scale_decoder_outputs", "head_scale", default=lambda ours: ours["tied_head"]),
-    Setting("dropout_rate", " ".join(f"dropout.{rate}" for rate in RATES)),
 )
 FIXED = {"is_encoder_decoder": True, "is_decoder": False}
 """`initializer_factor` is not read: ours draws parameters by another rule, whatever it is."""
@@ -143,6 +145,12 @@ FAMILIES = {
         model_type="t5",
         template=SMALL,
         settings=SETTINGS,
+        synonyms={
+            "hidden_size": "d_model",
+            "head_dim": "d_kv",
+            "num_hidden_layers": "num_layers",
+            "num_attention_heads": "num_heads",
+        },
         fixed=FIXED,
         rows=rows,
         flatten=flatten,

@@ -26,6 +26,8 @@ from jax_tformer.config.errors import WHY, InputError, explained, require
 C = TypeVar("C")
 Json = dict[str, Any]
 """An object of JSON."""
+Changes = dict[str, tuple[Any, Any]]
+"""Field -> (value before, value from now on)."""
 SMALL = 2**24
 """The most bytes of a small file, such as a config."""
 _DEEPEST = 64
@@ -80,22 +82,14 @@ def sync(path: Path) -> None:
         os.close(descriptor)
 
 
-def to_dict(config: Any) -> Json:
-    """The config as nested dicts of plain JSON values."""
-    return dataclasses.asdict(config)
-
-
 def from_dict(kind: type[C], values: Any, *, where: str) -> C:
     """A `kind` from nested dicts; raises InputError (naming `where`) for unknown, missing or ill-typed fields."""
     if not isinstance(values, dict):
         raise InputError(f"{where} holds {type(values).__name__}; expected an object with the fields of a config")
     with explained(f"{where} is not a valid {kind.__name__}: {WHY}", (dacite.DaciteError, InputError)):
-        return dacite.from_dict(kind, values, dacite.Config(strict=True, type_hooks={float: _as_float}, cast=[tuple]))
-
-
-def _as_float(value: Any) -> Any:
-    # JSON says 1 for 1.0, and JAX has no integers of this size.
-    return float(value) if type(value) is int else value
+        # JSON says 1 for 1.0, and JAX has no integers of this size.
+        hooks = {float: lambda value: float(value) if type(value) is int else value}
+        return dacite.from_dict(kind, values, dacite.Config(strict=True, type_hooks=hooks, cast=[tuple]))
 
 
 def write_json(path: Path, values: Any) -> None:
@@ -264,14 +258,16 @@ def parse_json(text: str) -> Any:
     return values
 
 
-def changed_fields(old: Any, new: Any, prefix: str = "") -> dict[str, tuple[Any, Any]]:
+def changed_fields(old: Any, new: Any, prefix: str = "") -> Changes:
     """The fields in which two configs, or dicts, differ, each with both values: `{"model.d_model": (256, 512)}`."""
-    old, new = (to_dict(values) if dataclasses.is_dataclass(values) else values for values in (old, new))
+    old, new = (
+        dataclasses.asdict(values) if hasattr(values, "__dataclass_fields__") else values for values in (old, new)
+    )
     if not (isinstance(old, dict) and isinstance(new, dict)):
         return {} if old == new else {prefix: (old, new)}
-    changed: dict[str, tuple[Any, Any]] = {}
-    for key in [*old, *(key for key in new if key not in old)]:
-        changed |= changed_fields(old.get(key), new.get(key), f"{prefix}.{key}" if prefix else str(key))
+    changed: Changes = {}
+    for key in {**old, **new}:
+        changed |= changed_fields(old.get(key), new.get(key), f"{prefix}.{key}".lstrip("."))
     return changed
 
 

@@ -1,34 +1,26 @@
 """The functional interface of the models: a pure pair of init and apply, with a signature for each kind of model."""
 
-from typing import Any, Generic, TypeVar
+from collections.abc import Callable
+from functools import wraps
+from inspect import Parameter, signature
+from operator import attrgetter, itemgetter
+from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
 
 import jax
 from flax import nnx
-from jaxtyping import Array, Float
+from jaxtyping import Array
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.model.masks import require_mask
-from jax_tformer.model.parameters import (
-    Declared,
-    DropoutKey,
-    Ids,
-    Marks,
-    Numbers,
-    RandomKey,
-    SourceIds,
-    SourceMarks,
-    SourceNumbers,
-    draw,
-    flatten,
-    name_sites,
-    unflatten,
-)
+from jax_tformer.model.parameters import Declared, RandomKey, draw, flatten, name_sites, unflatten
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 
 Params = dict[str, Any]
 """A plain nested dict of arrays; layers of a stack share one array with a leading L axis."""
 Model = TypeVar("Model", DecoderOnly, EncoderOnly, EncoderDecoder)
+Inputs = ParamSpec("Inputs")
+Result = TypeVar("Result")
 
 
 class Transformer(Generic[Model]):
@@ -84,111 +76,61 @@ class Transformer(Generic[Model]):
     def _init(self, key: RandomKey) -> Params:
         return unflatten(draw(key, self._declared))
 
-    def _bind(self, params: Params, ids: Array, **marks: Array | None) -> Model:
-        """Binds parameters with stacked layers; `marks` must have the shape of `ids`, and None is left out."""
+
+def _with_params(
+    call: Callable[Concatenate[Any, Inputs], Result], take: Callable[[Result], Array]
+) -> Callable[Concatenate[Any, Params, Inputs], Array]:
+    """Makes a method of `Transformer` of one of its modules: it gets the parameters first, and takes what it returns.
+
+    Raises InputError for a mask without the shape of its tokens.
+    """
+    arguments = signature(call)
+
+    @wraps(call)
+    def method(net: Transformer[Any], params: Params, /, *inputs: Inputs.args, **options: Inputs.kwargs) -> Array:
         require(
             not any(isinstance(leaf, tuple) for leaf in flatten(params).values()),
             "the parameters have layers apart, for generate and stream; expected those of init",
         )
-        for name, mark in marks.items():
-            require_mask(name, mark, ids.shape[:2])
-        return self.bind(params)
+        given = arguments.bind(net, *inputs, **options).arguments
+        for name, mark in given.items():
+            side, _, what = name.rpartition("_")
+            if what in ("mask", "segments", "prefix"):
+                ids: Any = given.get(side or "tokens", given.get("memory"))
+                require_mask(name, mark, ids.shape[:2])
+        return take(call(net.bind(params), *inputs, **options))
+
+    first, *others = arguments.parameters.values()
+    parameters = [
+        first.replace(kind=Parameter.POSITIONAL_ONLY),
+        Parameter("params", Parameter.POSITIONAL_ONLY, annotation=Params),
+        *others,
+    ]
+    method.__signature__ = arguments.replace(parameters=parameters, return_annotation=Array)  # type: ignore[attr-defined]
+    return method
 
 
 class DecoderOnlyTransformer(Transformer[DecoderOnly]):
     """A decoder-only language model, like GPT."""
 
     kind = DecoderOnly
-
-    def apply(
-        self,
-        params: Params,
-        tokens: Ids,
-        *,
-        mask: Marks = None,
-        token_types: Numbers = None,
-        segments: Numbers = None,
-        prefix: Marks = None,
-        dropout_key: DropoutKey = None,
-    ) -> Float[Array, "B T V"]:
-        """Computes logits of the token after each of `tokens`; see `DecoderOnly.__call__`."""
-        model = self._bind(params, tokens, mask=mask, segments=segments, prefix=prefix)
-        outputs = model(
-            tokens, mask=mask, token_types=token_types, segments=segments, prefix=prefix, dropout_key=dropout_key
-        )
-        return outputs.logits
+    apply = _with_params(DecoderOnly.__call__, attrgetter("logits"))
 
 
 class EncoderOnlyTransformer(Transformer[EncoderOnly]):
     """An encoder, like BERT."""
 
     kind = EncoderOnly
-
-    def apply(
-        self,
-        params: Params,
-        tokens: Ids,
-        *,
-        mask: Marks = None,
-        token_types: Numbers = None,
-        segments: Numbers = None,
-        dropout_key: DropoutKey = None,
-    ) -> Float[Array, "B ... V"]:
-        """Computes logits of tokens or classes, or hidden states; see `EncoderOnly.__call__`."""
-        model = self._bind(params, tokens, mask=mask, segments=segments)
-        return model(tokens, mask=mask, token_types=token_types, segments=segments, dropout_key=dropout_key).logits
+    apply = _with_params(EncoderOnly.__call__, attrgetter("logits"))
 
 
 class EncoderDecoderTransformer(Transformer[EncoderDecoder]):
     """The encoder-decoder of "Attention is all you need"."""
 
     kind = EncoderDecoder
-
-    def apply(
-        self,
-        params: Params,
-        source: SourceIds,
-        target: Ids,
-        *,
-        source_mask: SourceMarks = None,
-        target_mask: Marks = None,
-        source_segments: SourceNumbers = None,
-        target_segments: Numbers = None,
-        dropout_key: DropoutKey = None,
-    ) -> Float[Array, "B T V"]:
-        """Computes logits of the token after each of `target`; see `EncoderDecoder.__call__`."""
-        memory = self.encode(params, source, source_mask, source_segments, dropout_key)
-        marks = source_mask, target_mask, source_segments, target_segments
-        return self.decode(params, target, memory, *marks, dropout_key)
-
-    def encode(
-        self,
-        params: Params,
-        source: SourceIds,
-        source_mask: SourceMarks = None,
-        source_segments: SourceNumbers = None,
-        dropout_key: DropoutKey = None,
-    ) -> Float[Array, "B S D"]:
-        """Returns the memory that `decode` attends to."""
-        model = self._bind(params, source, source_mask=source_mask, source_segments=source_segments)
-        return model.encode(source, source_mask, source_segments, dropout_key)[0]
-
-    def decode(
-        self,
-        params: Params,
-        target: Ids,
-        memory: Float[Array, "B S D"],
-        source_mask: SourceMarks = None,
-        target_mask: Marks = None,
-        source_segments: SourceNumbers = None,
-        target_segments: Numbers = None,
-        dropout_key: DropoutKey = None,
-    ) -> Float[Array, "B T V"]:
-        """Computes logits of the token after each of `target` from `memory`, the encoded source."""
-        self._bind(params, memory, source_mask=source_mask, source_segments=source_segments)
-        model = self._bind(params, target, target_mask=target_mask, target_segments=target_segments)
-        marks = source_mask, target_mask, source_segments, target_segments
-        return model.decode(target, memory, *marks, dropout_key).logits
+    apply = _with_params(EncoderDecoder.__call__, attrgetter("logits"))
+    encode = _with_params(EncoderDecoder.encode, itemgetter(0))
+    decode = _with_params(EncoderDecoder.decode, attrgetter("logits"))
 
 
 DecoderTransformer = DecoderOnlyTransformer | EncoderDecoderTransformer

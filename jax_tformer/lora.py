@@ -9,7 +9,7 @@ from flax import nnx, traverse_util
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jax_tformer.config import LoraConfig, LoraTarget, TransformerConfig
+from jax_tformer.config import LoraConfig, TransformerConfig
 from jax_tformer.config.errors import require
 from jax_tformer.model.parameters import ZEROS, Dropout, DropoutKey, RandomKey, Shape, Start, accumulator, parameter
 from jax_tformer.scan import PROJECTION
@@ -42,12 +42,6 @@ class Adapter(nnx.Module):
         narrow = checkpoint_name(x @ self.a[...].reshape(-1, self.rank).astype(x.dtype), PROJECTION)
         wide = narrow @ self.b[...].reshape(self.rank, -1).astype(x.dtype)
         return wide.astype(accumulator(x.dtype)) * self.scale
-
-
-def adapter(inputs: Shape, outputs: Shape, config: TransformerConfig, target: LoraTarget | None) -> Adapter | None:
-    """Makes the adapter of the projection called `target`; None if the config gives it none."""
-    lora = config.lora
-    return Adapter(inputs, outputs, config, lora) if lora is not None and lora.adapts(target) else None
 
 
 def is_adapter(path: Path) -> bool:

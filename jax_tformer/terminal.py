@@ -166,27 +166,24 @@ def _ways_to_write() -> "ConstructorRegistry":
     registry = ConstructorRegistry()
 
     @registry.primitive_rule
-    def rule(field: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[int] | None:
-        if field.type is not int:
+    def rule(field: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[Any] | None:
+        read: Callable[[str], Any] = _whole_number
+        write: Callable[[Any], str] = str
+        kind = field.type
+        metavar = "INT"
+        if get_origin(kind) is tuple and get_origin(item := get_args(kind)[0]) is Literal:
+            read = lambda text: tuple(name.strip() for name in text.split(","))  # noqa: E731
+            write = ",".join
+            kind = tuple
+            metavar = f"{{{'|'.join(get_args(item))}}},..."
+        elif kind is not int:
             return None
         return PrimitiveConstructorSpec(
             nargs=1,
-            metavar="INT",
-            instance_from_str=lambda texts: _whole_number(texts[0]),
-            is_instance=lambda value: type(value) is int,
-            str_from_instance=lambda value: [str(value)],
-        )
-
-    @registry.primitive_rule
-    def list_rule(field: PrimitiveTypeInfo) -> PrimitiveConstructorSpec[tuple[str, ...]] | None:
-        if get_origin(field.type) is not tuple or get_origin(item := get_args(field.type)[0]) is not Literal:
-            return None
-        return PrimitiveConstructorSpec(
-            nargs=1,
-            metavar=f"{{{'|'.join(get_args(item))}}},...",
-            instance_from_str=lambda texts: tuple(name.strip() for name in texts[0].split(",")),
-            is_instance=lambda value: isinstance(value, tuple),
-            str_from_instance=lambda value: [",".join(value)],
+            metavar=metavar,
+            instance_from_str=lambda texts: read(texts[0]),
+            is_instance=lambda value: type(value) is kind,
+            str_from_instance=lambda value: [write(value)],
         )
 
     return registry

@@ -245,8 +245,8 @@ BEAMS = (
 )
 """Gate 8."""
 CHOICES = (
-    call_fault("min_new_tokens: one more", sampling, "constrain", one_more_before_the_end),
-    call_fault("begin_suppress_tokens: not behind a forced one", sampling, "constrain", never_behind_a_forced_token),
+    call_fault("min_new_tokens: one more", sampling, "restrict", one_more_before_the_end),
+    call_fault("begin_suppress_tokens: not behind a forced one", sampling, "restrict", never_behind_a_forced_token),
     call_fault(
         "n-grams: padding counts",
         History,

@@ -39,12 +39,9 @@ def tiled(right, query, key, *rest):
     return output[:, :, np.argsort(order)], weights
 
 
-def of_batch_means(right, net):
-    def mean(*args):
-        total, count = right(net)(*args)
-        return total / count, 1
-
-    return mean
+def of_batch_means(right, *args):
+    total, count = right(*args)
+    return total / count, 1
 
 
 GROUPED = {
@@ -58,7 +55,7 @@ GROUPED = {
 ACCUMULATED = call_fault("gradients accumulated in the parameters' type", step, "accumulator", no_higher)
 """Gate 4."""
 HELD_OUT = (
-    call_fault("evaluation: the mean of batch means", evaluation, "evaluation_step", of_batch_means),
+    call_fault("evaluation: the mean of batch means", evaluation, "batch_loss", of_batch_means),
     call_fault("evaluation: logits not capped", step, "linear_cross_entropy", uncapped),
 )
 """Gate 1."""

@@ -49,7 +49,7 @@ def test_conversations(template, place, tmp_path):
     ours = read_chat_template(tmp_path)
     for messages in CONVERSATIONS:
         text = theirs.apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
-        assert ours.render(messages) == text
+        assert ours(messages) == text
     # Said one after the other, with the answers between.
     read = PromptReader(load_tokenizer(tmp_path).framed(), 1, translates=False, max_length=None)
     talk = Conversation(ours, read, CONVERSATIONS[1][0]["content"])

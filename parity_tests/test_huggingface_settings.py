@@ -2,7 +2,7 @@
 
 import re
 from copy import deepcopy
-from dataclasses import replace
+from dataclasses import asdict, replace
 from functools import cache
 from itertools import product
 from operator import attrgetter
@@ -18,7 +18,7 @@ from transformers.activations import ACT2FN
 from jax_tformer.config import DropoutConfig, RotaryConfig, TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.files import from_dict, to_dict
+from jax_tformer.files import from_dict
 from jax_tformer.functional import transformer
 from jax_tformer.hub import families
 from jax_tformer.hub.families import FAMILIES, config_from_huggingface, to_huggingface
@@ -263,7 +263,7 @@ def test_what_changes_nothing(name, change):
 
 def changed(config, changes):
     """`config` with other fields, each by its path."""
-    flat = traverse_util.flatten_dict(to_dict(config), sep=".", keep_empty_nodes=True)
+    flat = traverse_util.flatten_dict(asdict(config), sep=".", keep_empty_nodes=True)
     values = {key: value for key, value in flat.items() if not any(key.startswith(f"{path}.") for path in changes)}
     return from_dict(TransformerConfig, traverse_util.unflatten_dict(values | changes, sep="."), where="the test")
 

@@ -1,5 +1,6 @@
 """The command line: numbers and names as people write them, `jax-tformer PROGRAM`, and export, which has no script."""
 
+from dataclasses import asdict
 from functools import partial
 from pathlib import Path
 
@@ -12,7 +13,7 @@ from jax_tformer.cli.generate import GenerateOptions
 from jax_tformer.cli.train import train_options
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.tokenizers import load_tokenizer
-from jax_tformer.files import read_json, to_dict
+from jax_tformer.files import read_json
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import parse
 from tests.refusals import refused
@@ -94,7 +95,7 @@ def test_what_is_exported_is_the_model(run, call):
     assert call(f"export {run} model") == (0, f"step 0 of {run} is in model/: {files}\n", "")
     params, config = load_weights("model/model.safetensors")
     assert config == RunFolder(run).read_config().model
-    assert read_json(Path("model/config.json")) == to_dict(config)
+    assert read_json(Path("model/config.json")) == asdict(config)
     assert list(load_tokenizer("model").encode("It is")) == list(load_tokenizer(run).encode("It is"))
     assert_same_bits(params, transformer(config).init(jax.random.key(1)))
     assert names(Path.cwd()) == ["model"]

@@ -4,6 +4,7 @@ import dataclasses
 import json
 import math
 import re
+from dataclasses import asdict
 from functools import partial
 
 import pytest
@@ -19,7 +20,7 @@ from jax_tformer import (
 )
 from jax_tformer.config import RotaryConfig
 from jax_tformer.config.experiment import ExperimentConfig, OptimizerConfig
-from jax_tformer.files import from_dict, to_dict
+from jax_tformer.files import from_dict
 from tests.refusals import refused
 from tests.several_processes import run_alone
 
@@ -147,7 +148,7 @@ CONFIGS = ARCHITECTURES | {name: experiment.config for name, experiment in EXPER
 
 @pytest.mark.parametrize("config", CONFIGS.values(), ids=CONFIGS)
 def test_presets_go_through_json(config):
-    back = from_dict(type(config), json.loads(json.dumps(to_dict(config))), where="here")
+    back = from_dict(type(config), json.loads(json.dumps(asdict(config))), where="here")
     assert back == config
     assert type(getattr(back, "data", None)) is type(getattr(config, "data", None))
 
@@ -162,7 +163,7 @@ def test_presets_go_through_json(config):
     ],
 )
 def test_damaged_json_is_refused_in_one_line(change, message):
-    values = to_dict(EXPERIMENTS["dates"].config)
+    values = asdict(EXPERIMENTS["dates"].config)
     change(values)
     with refused(f"^config.json is not a valid ExperimentConfig.*{message}"):
         from_dict(ExperimentConfig, values, where="config.json")

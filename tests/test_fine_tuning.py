@@ -12,7 +12,7 @@ import pytest
 
 from jax_tformer import EXPERIMENTS, DropoutConfig, load_pretrained, save_pretrained, transformer
 from jax_tformer.cli import export, generate, train
-from jax_tformer.cli.chat import ChatTemplate
+from jax_tformer.cli.chat import chat_template
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.tokenizers import build_tokenizer
 from jax_tformer.files import read_json
@@ -203,4 +203,4 @@ def test_what_cannot_be_asked(made, folder, refuse, changed, arguments, message)
 )
 def test_templates_without_end(template, message):
     with refused(re.escape(message)):
-        ChatTemplate(template, {}, "chat_template.jinja").render([{"role": "user", "content": "It"}])
+        chat_template(template, {}, "chat_template.jinja")([{"role": "user", "content": "It"}])

@@ -4,7 +4,7 @@ import json
 import re
 from collections import Counter
 from dataclasses import replace
-from functools import cache
+from functools import cache, partial
 
 import jax
 import numpy as np
@@ -24,9 +24,9 @@ from jax_tformer.data import generated, pairs
 from jax_tformer.data.order import Items, Part, Shape, Source, choose, evaluation_batches
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import check_files
-from jax_tformer.data.text import Masking
-from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
-from jax_tformer.training.step import evaluation_step
+from jax_tformer.data.text import masks
+from jax_tformer.data.tokenizers import Framing, build_tokenizer, load_tokenizer
+from jax_tformer.training.step import batch_loss
 from tests.memory import traced_peak
 from tests.refusals import refused
 
@@ -222,7 +222,7 @@ def test_the_loss_of_a_batch_is_that_of_its_documents_or_pairs_alone(kind, place
     assert len(parts) > len(batch["labels"]) or kind == "tokens"
     with jax.enable_x64(True):
         net = transformer(config.with_dtype("float64"))
-        params, loss = net.init(jax.random.key(0)), jax.jit(evaluation_step(net))
+        params, loss = net.init(jax.random.key(0)), jax.jit(partial(batch_loss, net))
         total = loss(params, batch)
         np.testing.assert_allclose(total, np.sum([loss(params, part) for part in parts], axis=0), rtol=1e-12)
         if kind != "tokens":
@@ -345,7 +345,7 @@ def test_masking_is_bert_s():
     data, generator = MaskedTextData(), np.random.default_rng(0)
     tokenizer = build_tokenizer(BYTES, [], {"mask": "<|mask|>"})
     windows, rows = generator.integers(10, 256, (400, 100), np.int32), np.arange(400)
-    batch = Masking(data, tokenizer)({"tokens": windows}, generator, rows, 400)
+    batch = masks(data, tokenizer, Framing())({"tokens": windows}, generator, rows, 400)
     chosen, tokens = batch["labels"] != IGNORED, batch["tokens"]
     assert (chosen.sum(axis=1) == 15).all()
     # Every position is equally likely to be chosen.
@@ -355,7 +355,7 @@ def test_masking_is_bert_s():
     assert masked[chosen].mean() == pytest.approx(0.8, abs=0.02)
     assert kept[chosen].mean() == pytest.approx(0.1, abs=0.02)
     assert len({*tokens[~masked & ~kept].tolist()}) > 200
-    few = Masking(replace(data, masked=0.01), tokenizer)
+    few = masks(replace(data, masked=0.01), tokenizer, Framing())
     one = few({"tokens": windows[:4, :3]}, generator, rows[:4], 4)
     assert ((one["labels"] != IGNORED).sum(axis=1) == 1).all(), "at least one"
 

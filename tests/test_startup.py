@@ -3,6 +3,7 @@
 import dataclasses
 import os
 import warnings
+from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -12,7 +13,7 @@ from jax_tformer import EXPERIMENTS, DropoutConfig, startup, transformer
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.startup import FLOAT64, OPTIONS, compiler_options
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.step import evaluation_step, init_state, train_step
+from jax_tformer.training.step import batch_loss, init_state, train_step
 from tests.refusals import refused
 from tests.several_processes import run_alone
 from tests.small_models import GPT
@@ -48,7 +49,7 @@ def test_programs_pass_parameters_as_arguments():
         return any(jnp.ndim(constant) > 1 for constant in jax.make_jaxpr(program)(*arguments).consts)
 
     assert not has_matrices(train_step(net, tx, accumulation=2), state, batch)
-    assert not has_matrices(evaluation_step(net), params, batch)
+    assert not has_matrices(partial(batch_loss, net), params, batch)
     assert not has_matrices(net.apply, params, tokens)
     assert has_matrices(lambda tokens: net.apply(params, tokens), tokens)
 
@@ -120,6 +121,7 @@ def test_cpu_devices_get_threads_to_wait_in(flags, before, after, monkeypatch):
 DAMAGED_CACHE = """
 import sys
 import warnings
+from functools import partial
 from pathlib import Path
 import jax
 from jax_tformer.config.presets import EXPERIMENTS

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from jax_tformer.config import TransformerConfig
-from torch_ref.blocks import Captured, Masks, Stack
+from torch_ref.blocks import Captured, Stack
 from torch_ref.embedding import InputEmbedding
 from torch_ref.heads import Classifier, Head, Pooler
 from torch_ref.masks import position_ids
@@ -29,21 +29,6 @@ class SingleStack(nn.Module):
         self.embedding = InputEmbedding(config, config.output_stack)
         self.head = Head(config) if config.predicts_tokens else None
 
-    def run(
-        self,
-        stack: Stack,
-        tokens: Tensor,
-        seen: Masks,
-        mask: Tensor | None,
-        types: Tensor | None,
-        segments: Tensor | None,
-    ) -> tuple[Tensor, Captured]:
-        """Logits, and what the layers computed on the way."""
-        positions = position_ids(tokens, mask, segments)
-        x = self.embedding(tokens, positions, self.embedding.tokens, types)
-        x, captured = stack(x, seen, positions)
-        return (x if self.head is None else self.head(x, self.embedding.tokens)), captured
-
 
 class DecoderOnly(SingleStack):
     """logits = head(decoder(embedding(tokens))), causal: GPT's shape."""
@@ -62,9 +47,11 @@ class DecoderOnly(SingleStack):
         prefix: Tensor | None = None,
     ) -> Outputs:
         """`mask` is True at tokens; `segments` numbers the texts of a row; tokens of the `prefix` see one another."""
+        positions = position_ids(tokens, mask, segments)
         seen = self.decoder.masks(tokens, is_token=mask, segments=segments, prefix=prefix)
-        logits, captured = self.run(self.decoder, tokens, seen, mask, token_types, segments)
-        return Outputs(logits, None, captured)
+        x = self.embedding(tokens, positions, self.embedding.tokens, token_types)
+        x, captured = self.decoder(x, seen, positions)
+        return Outputs(x if self.head is None else self.head(x, self.embedding.tokens), None, captured)
 
 
 class EncoderOnly(SingleStack):
@@ -85,10 +72,13 @@ class EncoderOnly(SingleStack):
         segments: Tensor | None = None,
     ) -> Outputs:
         """`mask` is True at tokens; `segments` numbers the texts of a row."""
+        positions = position_ids(tokens, mask, segments)
         seen = self.encoder.masks(tokens, is_token=mask, segments=segments)
-        x, captured = self.run(self.encoder, tokens, seen, mask, token_types, segments)
+        x = self.embedding(tokens, positions, self.embedding.tokens, token_types)
+        x, captured = self.encoder(x, seen, positions)
         pooled = None if self.pooler is None else self.pooler(x)
-        logits = x if self.classifier is None else self.classifier(x if pooled is None else pooled)
+        logits = x if self.head is None else self.head(x, self.embedding.tokens)
+        logits = logits if self.classifier is None else self.classifier(x if pooled is None else pooled)
         return Outputs(logits, captured, None, pooled)
 
 

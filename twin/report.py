@@ -5,7 +5,6 @@ from typing import Any
 
 import numpy as np
 
-from jax_tformer.files import to_dict
 from parity.differ.answer import Difference
 from parity.gates.measure import FLOAT64_BAR, TRAJECTORY_FACTOR, TRAJECTORY_FLOOR, Measured
 from twin.machine import Machine, quiet
@@ -192,7 +191,7 @@ class Findings:
             "stopped": self.stopped,
             "where": self.where.as_json() if isinstance(self.where, Difference) else self.where,
             "plan": plan,
-            "experiment": to_dict(self.plan.experiment),
+            "experiment": asdict(self.plan.experiment),
             "parameters": self.parameters,
             "seeds": [seed_figures(seed) for seed in self.record.begun],
             "spread": spread(self.record),

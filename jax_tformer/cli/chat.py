@@ -3,7 +3,7 @@
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -14,41 +14,27 @@ from jax_tformer.files import Json, read_text
 
 Message = dict[str, str]
 """{"role": "system", "user" or "assistant", "content": text}."""
+Render = Callable[[list[Message]], str]
+"""Returns the text of a conversation, up to where the assistant's next answer begins."""
 _PROCESS = Path(__file__).with_name("template_process.py")
 _WAIT = 60
 """Seconds; the process bounds its own, but does not get them all on a busy machine."""
 
 
-@dataclass(frozen=True)
-class ChatTemplate:
-    """A template, and the special tokens by name that it may use.
+def chat_template(source: str, tokens: Mapping[str, str], where: str) -> Render:
+    """Returns what makes a text of a conversation, up to where the assistant's next answer begins.
 
-    It may come from a stranger: it runs in Jinja's sandbox, which lets it read and change nothing but the messages, and
-    in a process whose time, memory and output are bounded. Starting that takes about 0.1 s for each message.
+    `tokens` are the special tokens by name that a template may use; `where` it stands is for messages. It may come from
+    a stranger: it runs in Jinja's sandbox, which lets it read and change nothing but the messages, and in a process
+    whose time, memory and output are bounded. Starting that takes about 0.1 s for each message.
 
-    Raises InputError if `source` is no Jinja template.
+    Raises InputError if `source` is no Jinja template, and what is returned if the template refuses the conversation.
     """
 
-    source: str
-    tokens: Mapping[str, str]
-    where: str
-    """Where the template stands, for messages."""
-
-    def __post_init__(self) -> None:
-        self._ask(None)
-
-    def render(self, messages: list[Message]) -> str:
-        """Returns the text of a conversation, up to where the assistant's next answer begins.
-
-        Raises InputError if the template refuses the conversation.
-        """
-        given = {"messages": messages, "tools": None, "documents": None, "add_generation_prompt": True}
-        return self._ask(given | dict(self.tokens))
-
-    def _ask(self, names: Json | None) -> str:
-        asked = json.dumps({"source": self.source, "names": names})
+    def ask(names: Json | None) -> str:
+        asked = json.dumps({"source": source, "names": names})
         with explained(
-            f"the chat template in {self.where} takes more time or memory than any conversation needs; "
+            f"the chat template in {where} takes more time or memory than any conversation needs; "
             "check it, or leave --chat out",
             subprocess.SubprocessError,
         ):
@@ -57,12 +43,16 @@ class ChatTemplate:
                 [sys.executable, "-P", _PROCESS], input=asked, capture_output=True, text=True, timeout=_WAIT, check=True
             )
         outcome, text = json.loads(done.stdout)
-        require(outcome != "damaged", f"the chat template in {self.where} is damaged ({text}); restore it")
-        require(outcome != "refused", f"the chat template in {self.where} refuses this ({text})")
+        require(outcome != "damaged", f"the chat template in {where} is damaged ({text}); restore it")
+        require(outcome != "refused", f"the chat template in {where} refuses this ({text})")
         return text
 
+    ask(None)
+    given = {"tools": None, "documents": None, "add_generation_prompt": True, **tokens}
+    return lambda messages: ask({"messages": messages, **given})
 
-def read_chat_template(folder: Path) -> ChatTemplate:
+
+def read_chat_template(folder: Path) -> Render:
     """Reads chat_template.jinja, or chat_template in tokenizer_config.json; of several by name, takes "default".
 
     Raises InputError if there is none, or if it is damaged.
@@ -83,14 +73,14 @@ def read_chat_template(folder: Path) -> ChatTemplate:
     )
     if not isinstance(found, str):
         raise InputError(f"chat_template is {found!r:.40} in {where}; expected a template, or a list of them by name")
-    return ChatTemplate(found, special_tokens(settings), str(where))
+    return chat_template(found, special_tokens(settings), str(where))
 
 
 @dataclass
 class Conversation:
     """A conversation, message by message: makes a Prompt of what the user says, and hears the answer."""
 
-    template: ChatTemplate
+    render: Render
     read: PromptReader
     system: str | None
     """What the first message says, before the user does."""
@@ -102,7 +92,7 @@ class Conversation:
         """Adds what the user says; raises InputError, and forgets it, if the model cannot take it."""
         messages = [*self._messages, {"role": "user", "content": text}]
         # The template says the special tokens already.
-        ids = self.read.tokenizer.encode(self.template.render(messages)).tolist()
+        ids = self.read.tokenizer.encode(self.render(messages)).tolist()
         prompt = self.read(text, number, place, ids)
         self._messages = messages
         return prompt

@@ -1,7 +1,7 @@
 """Write the model of a run for use elsewhere: weights, config and tokenizer, each in a file of its own."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Literal
 
@@ -9,10 +9,9 @@ import tyro
 
 from jax_tformer.config import Dtype
 from jax_tformer.config.errors import WHY, explained, require
-from jax_tformer.files import list_files, new_folder, require_new_folder, to_dict, user_path, write_json
+from jax_tformer.files import list_files, new_folder, require_new_folder, user_path, write_json
 from jax_tformer.runs.folder import (
     RunFolder,
-    Trained,
     export_pretrained,
     load_trained,
     parse_checkpoint,
@@ -79,20 +78,15 @@ def main(arguments: Sequence[str]) -> int:
         # They are for the folder that the run began with, or for the parameters that it began with.
         save_adapters(out, net, trained.params, architecture=options.architecture, base=experiment.init)
     else:
-        export_weights(out, trained)
+        import safetensors
+
+        from jax_tformer.hub.names import save_weights
+
+        with new_folder(out) as whole:
+            trained.tokenizer.save(whole)
+            write_json(whole / "config.json", asdict(trained.net.config))
+            with explained(f"cannot write {out}: {WHY}", safetensors.SafetensorError):
+                save_weights(whole / "model.safetensors", trained.params, trained.net.config)
     told = "the adapters of {} are in" if options.adapters else "{} is in"
     print(told.format(f"step {trained.step} of {run.path}"), f"{out}/: {list_files(out)}")
     return 0
-
-
-def export_weights(out: Path, trained: Trained) -> None:
-    """Writes weights, config and tokenizer to the new folder `out`; raises InputError if it cannot be written."""
-    import safetensors
-
-    from jax_tformer.hub.names import save_weights
-
-    with new_folder(out) as whole:
-        trained.tokenizer.save(whole)
-        write_json(whole / "config.json", to_dict(trained.net.config))
-        with explained(f"cannot write {out}: {WHY}", safetensors.SafetensorError):
-            save_weights(whole / "model.safetensors", trained.params, trained.net.config)

@@ -51,17 +51,14 @@ def main(arguments: Sequence[str]) -> int:
     options = parse(TokenizeOptions, arguments, prog="jax-tformer tokenize", description=__doc__ or "")
     check_fields(options)
     require(options.sources, "no source was named; expected files, folders, globs or names of data sets")
-    files = [path for source in options.sources for path in _find(source, options.revision)]
+    files = []
+    for source in options.sources:
+        if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not user_path(source).exists():
+            patterns = [f"*{kind}" for kind in KINDS]
+            source = str(hub_folder("data set", source, options.revision, "--revision", patterns))
+        files += text_files(TextData(path=source))
     tokenizer = options.data.tokenizer
     built = build_tokenizer(tokenizer, _Texts(files, options.data), special_tokens_for(TextData(tokenizer=tokenizer)))
     workers = options.workers or len(os.sched_getaffinity(0))
     print(write_shards(user_path(options.out), files, built, options.data, workers))
     return 0
-
-
-def _find(source: str, revision: str | None) -> list[Path]:
-    """Finds the files of a source; raises InputError if there are none."""
-    if re.fullmatch(r"[\w.-]+/[\w.-]+", source) and not user_path(source).exists():
-        patterns = [f"*{kind}" for kind in KINDS]
-        source = str(hub_folder("data set", source, revision, "--revision", patterns))
-    return text_files(TextData(path=source))

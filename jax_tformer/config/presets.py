@@ -23,6 +23,7 @@ _DROPOUT = DropoutConfig(embedding=0.1, residual=0.1)
 _MORE_DROPOUT = DropoutConfig(embedding=0.3, residual=0.3)
 # Queries, keys and values are products alone.
 _UNBIASED = StackConfig(query_bias=False, key_bias=False, value_bias=False)
+NO_BIASES = replace(_UNBIASED, output_bias=False, feedforward_bias=False, norm_bias=False)
 
 # "Transformers from Scratch" (the article): d_model 6, 2 heads, hidden 12, one layer, dropout 0.1, GPT-2 tokens.
 _ARTICLE_STACK = StackConfig(
@@ -206,6 +207,7 @@ _DATES_MODEL = TransformerConfig(
     compute=ComputeConfig(unroll=2),
 )
 _GREEDY = SampleConfig(count=8, temperature=0.0)
+_SCAN_STACK = replace(_DATES_STACK, num_heads=8, feedforward_width=256)
 _PAIRS_STACK = replace(_DATES_STACK, num_layers=3, feedforward_width=1024)
 
 _MASKED_DATA = MaskedTextData(
@@ -285,8 +287,8 @@ EXPERIMENTS: dict[str, Experiment] = {
             model=replace(
                 _DATES_MODEL,
                 d_model=128,
-                encoder=replace(_DATES_STACK, num_heads=8, feedforward_width=256),
-                decoder=replace(_DATES_STACK, num_heads=8, feedforward_width=256),
+                encoder=_SCAN_STACK,
+                decoder=_SCAN_STACK,
                 dropout=_DROPOUT,
             ),
             data=PairData(

@@ -27,7 +27,7 @@ from itertools import accumulate, compress, product, repeat
 
 import numpy as np
 from babel import Locale
-from babel.dates import DateTimeFormat, DateTimePattern, parse_pattern, tokenize_pattern
+from babel.dates import DateTimeFormat, parse_pattern, tokenize_pattern
 
 from jax_tformer.config.errors import explained
 from jax_tformer.data.order import held_out_items
@@ -45,8 +45,9 @@ STYLES = ("short", "medium", "long", "full")
 # Patterns with the weekday, in figures and in short words; CLDR names them by their fields.
 SKELETONS = ("yMEd", "yMMMEd")
 
+Unit = Callable[[date], int]
 # Letter of a CLDR pattern -> the part of the date that it depends on. The era (G) is the same for all our dates.
-_UNITS: dict[str, Callable[[date], int]] = {
+_UNITS: dict[str, Unit] = {
     "y": lambda day: day.year - FIRST_DAY.year,
     "M": lambda day: day.month - 1,
     "L": lambda day: day.month - 1,
@@ -62,7 +63,7 @@ class DateFormat:
     """One way to write dates: a template with a gap for each field, and the words for each gap."""
 
     template: str
-    tables: tuple[tuple[Callable[[date], int], tuple[str, ...]], ...]
+    tables: tuple[tuple[Unit, tuple[str, ...]], ...]
 
     def write(self, day: date) -> str:
         """Writes the locale and `day`, like babel.dates.format_date but many times faster."""
@@ -79,28 +80,23 @@ def date_formats() -> tuple[DateFormat, ...]:
         patterns += [
             parse_pattern(locale.datetime_skeletons[name]) for name in SKELETONS if name in locale.datetime_skeletons
         ]
-        formats += [
-            _compile_format(code, pattern) for pattern in {pattern.pattern: pattern for pattern in patterns}.values()
-        ]
+        for pattern in dict.fromkeys(pattern.pattern for pattern in patterns):
+            template = code + ": "
+            tables = []
+            for _, content in tokenize_pattern(pattern):
+                if isinstance(content, str):
+                    template += content.replace("%", "%%")
+                else:
+                    letter, width = content
+                    unit = _UNITS[letter]
+                    template += "%s"
+                    tables.append((unit, _words_of(code, letter * width, unit)))
+            formats.append(DateFormat(template, tuple(tables)))
     return tuple(formats)
 
 
-def _compile_format(code: str, pattern: DateTimePattern) -> DateFormat:
-    template = code + ": "
-    tables = []
-    for _, content in tokenize_pattern(pattern.pattern):
-        if isinstance(content, str):
-            template += content.replace("%", "%%")
-        else:
-            letter, width = content
-            unit = _UNITS[letter]
-            template += "%s"
-            tables.append((unit, _words_of(code, letter * width, unit)))
-    return DateFormat(template, tuple(tables))
-
-
 @cache
-def _words_of(code: str, field: str, unit: Callable[[date], int]) -> tuple[str, ...]:
+def _words_of(code: str, field: str, unit: Unit) -> tuple[str, ...]:
     """Writes `field` for each value of its unit."""
     # All days of one year and one day of all years cover every value of every unit.
     some = [*_ALL_DAYS[:365], *(date(year, 1, 1) for year in range(FIRST_DAY.year, LAST_DAY.year + 1))]
@@ -139,11 +135,6 @@ def date_alphabet() -> str:
 def longest_dates() -> list[str]:
     """Returns for every format a text of its longest words, which no source of that format exceeds in characters."""
     return [way.template % tuple(max(words, key=len) for _, words in way.tables) for way in date_formats()]
-
-
-def describe_dates() -> str:
-    """Describes all that decides the pairs, because another release of Babel may write dates differently."""
-    return repr([(way.template, [words for _, words in way.tables]) for way in date_formats()])
 
 
 _VERBS = ("walk", "look", "run", "jump")

@@ -83,8 +83,10 @@ def pair_source(data: PairData, training: TrainingConfig, tokenizer: Tokenizer) 
     """
     texts = load_pairs(data)
     batcher = PairBatcher(data, tokenizer)
-    ids = _encoded(texts, batcher)
-    lengths = (ids.sizes // np.dtype(tokenizer.id_type).itemsize).reshape(-1, 2)
+    kind = tokenizer.id_type
+    encoded = (row.astype(kind).tobytes() for group in batched(texts, _TOGETHER) for row in batcher.encode(group))
+    ids = Rows(encoded, lambda row: np.frombuffer(row, kind))
+    lengths = (ids.sizes // np.dtype(kind).itemsize).reshape(-1, 2)
     left_out = _left_out(lengths, batcher)
     (fitting,) = (lengths <= batcher.lengths).all(axis=1).nonzero()
     held_out = held_out_pairs(data, texts, fitting)
@@ -145,13 +147,6 @@ def _shapes(
     ends = sorted({*best[_STEPS][1]})
     for first, last in zip(ends[-2::-1], ends[:0:-1], strict=True):
         yield int(rows[last]), longest[last], (first < step) & (step <= last)
-
-
-def _encoded(texts: Iterable[str], batcher: PairBatcher) -> Rows[np.ndarray]:
-    """Returns the ids of all texts, as `PairBatcher.encode` does."""
-    kind = batcher.tokenizer.id_type
-    ids = (row for group in batched(texts, _TOGETHER) for row in batcher.encode(group))
-    return Rows((row.astype(kind).tobytes() for row in ids), lambda row: np.frombuffer(row, kind))
 
 
 def _left_out(lengths: np.ndarray, batcher: PairBatcher) -> str:

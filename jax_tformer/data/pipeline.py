@@ -12,7 +12,7 @@ import numpy as np
 from jax_tformer.config.errors import require, require_ids
 from jax_tformer.config.experiment import MaskedTextData, PairData, TextData, TrainingConfig
 from jax_tformer.data import generated
-from jax_tformer.data.order import Batch, Part, Source, endless, evaluation_batches, training_batches
+from jax_tformer.data.order import Batch, Part, endless, evaluation_batches, training_batches
 from jax_tformer.data.pairs import PairBatcher, PairIds, pair_source
 from jax_tformer.data.sources import (
     held_out_pairs,
@@ -96,7 +96,19 @@ def build_pipeline(
         pair_source(part, training, tokenizer) if isinstance(part, PairData) else text_source(part, training, tokenizer)
         for part, _ in parts
     ]
-    source = made[0] if len(made) == 1 else _mix(parts, made)
+    source = made[0]
+    if len(made) > 1:
+        # Rows of one shape, of each source its share; what is said about each has its path.
+        both = [*zip(made, parts, strict=True)]
+        mixture = [one.shapes[0].parts[0]._replace(share=share, path=of.path) for one, (of, share) in both]
+        source = replace(
+            source,
+            shapes=[source.shapes[0]._replace(parts=mixture)],
+            content=chain([json.dumps([part.share for part in mixture])], *(one.content for one in made)),
+            bytes_per_token=None,
+            examples=[*chain.from_iterable(zip(*(one.examples for one in made), strict=False))],
+            notes=[f"{of.path}: {note}" for one, (of, _) in both for note in one.notes],
+        )
     (size, mixed, _) = shape = source.shapes[0]
     shares = sum(part.share for part in mixed)
     seen = None
@@ -114,21 +126,6 @@ def build_pipeline(
         epochs=lambda steps: {
             f"epochs/{part.path}": steps * size * part.share / shares / part.train.count for part in mixed if part.path
         },
-    )
-
-
-def _mix(parts: Sequence[tuple[TextData | PairData, int]], sources: Sequence[Source]) -> Source:
-    """Mixes sources of rows of one shape, each by its share; says what is said about each with its path."""
-    both = [*zip(sources, parts, strict=True)]
-    mixed = [source.shapes[0].parts[0]._replace(share=share, path=of.path) for source, (of, share) in both]
-    shares = json.dumps([part.share for part in mixed])
-    return replace(
-        sources[0],
-        shapes=[sources[0].shapes[0]._replace(parts=mixed)],
-        content=chain([shares], *(source.content for source in sources)),
-        bytes_per_token=None,
-        examples=[*chain.from_iterable(zip(*(source.examples for source in sources), strict=False))],
-        notes=[f"{of.path}: {note}" for source, (of, _) in both for note in source.notes],
     )
 
 
@@ -212,11 +209,13 @@ def _dates_pipeline(data: PairData, training: TrainingConfig, batcher: PairBatch
         drawn = draw(training.batch_size, held_out, generator)
         return batcher.batch([drawn[row][1] for row in rows], batcher.lengths)
 
+    # All that decides the pairs, because another release of Babel may write dates differently.
+    written = repr([(way.template, [words for _, words in way.tables]) for way in generated.date_formats()])
     generator = np.random.default_rng(0)
     examples = [pair for pair, _ in draw(training.evaluate_examples, True, generator)]
     return Pipeline(
         train=endless(lambda _, generator: make_batch(False, generator), training.seed),
         evaluation=[make_batch(True, generator) for _ in range(training.evaluate_batches)],
-        fingerprint=fingerprint([generated.describe_dates()], batcher.tokenizer, data, training),
+        fingerprint=fingerprint([written], batcher.tokenizer, data, training),
         examples=examples,
     )

@@ -414,7 +414,7 @@ class TokenFile(NamedTuple):
     """A file of `size` ids of type `kind` after `offset` bytes."""
 
     path: Path
-    kind: "np.dtype[Any]"
+    kind: np.dtype
     offset: int
     size: int
 
@@ -480,7 +480,18 @@ def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(digest, paths))
     if manifest is not None:
-        _check_own(paths, manifest, tokenizer)
+        folder = paths[0].parent
+        strange = [str(path) for path in paths if path.name not in manifest["files"]]
+        require(not strange, f"{MANIFEST} does not name {shortened(strange)}; expected its own shards alone; move it")
+        for name, expected in manifest["files"].items():
+            path = folder / name
+            require(path.exists(), f"{path} is missing; expected it, because {MANIFEST} names it; {_MEND}")
+            require(digest(path) == expected, f"{path} is damaged: its checksum is not that in {MANIFEST}; {_MEND}")
+        require(
+            load_tokenizer(folder).spelling == tokenizer.spelling,
+            f"the shards in {folder} were written with another tokenizer; expected that of the model: leave "
+            "--data.tokenizer out to train with the one in the folder, or write shards with this one",
+        )
     held_out = [file for file in files if _HELD_OUT.search(file.path.stem)]
     train = [file for file in files if file not in held_out]
     require(
@@ -517,7 +528,16 @@ def find_ids(path: Path) -> TokenFile:
     number, version, count = _unpack("<3i", path)
     index = path.with_suffix(".idx")
     if index.exists():
-        found = TokenFile(path, *_read_index(index))
+        # Megatron's.
+        mark, version, kind, rows, texts = _unpack(_INDEX, *_readable([index]))
+        known = (mark, version) == (b"MMIDIDX\0\0", 1) and kind in _INDEX_TYPES
+        told = f"{index} is no index of Megatron, version 1, of whole numbers, as expected beside a .bin; {_MEND}"
+        require(known, told)
+        written = index.stat().st_size
+        least = struct.calcsize(_INDEX) + 12 * rows + 8 * texts
+        require(written >= least, f"{index} is damaged: it has {written:,} bytes; expected {least:,}; {_MEND}")
+        lengths = np.fromfile(index, "<i4", rows, offset=struct.calcsize(_INDEX))
+        found = TokenFile(path, np.dtype(_INDEX_TYPES[kind]), 0, int(lengths.sum(dtype=np.int64)))
     elif size >= HEADER_BYTES and number in FORMATS:
         expected, kind = FORMATS[number]
         require(version == expected, f"{path} is of version {version}; expected {expected}; {_MEND}")
@@ -527,18 +547,6 @@ def find_ids(path: Path) -> TokenFile:
     wanted = found.offset + found.size * found.kind.itemsize
     require(size == wanted, f"{path} is damaged: it has {size:,} bytes; expected {wanted:,}; {_MEND}")
     return found
-
-
-def _read_index(path: Path) -> "tuple[np.dtype[Any], int, int]":
-    """Returns the type, offset and number of the ids that Megatron's index describes."""
-    mark, version, kind, rows, texts = _unpack(_INDEX, *_readable([path]))
-    known = (mark, version) == (b"MMIDIDX\0\0", 1) and kind in _INDEX_TYPES
-    require(known, f"{path} is no index of Megatron, version 1, of whole numbers, as expected beside a .bin; {_MEND}")
-    size = path.stat().st_size
-    least = struct.calcsize(_INDEX) + 12 * rows + 8 * texts
-    require(size >= least, f"{path} is damaged: it has {size:,} bytes; expected {least:,}; {_MEND}")
-    lengths = np.fromfile(path, "<i4", rows, offset=struct.calcsize(_INDEX))
-    return np.dtype(_INDEX_TYPES[kind]), 0, int(lengths.sum(dtype=np.int64))
 
 
 def _unpack(form: str, path: Path) -> tuple[Any, ...]:
@@ -567,20 +575,3 @@ def read_manifest(folder: Path) -> Json | None:
     intact = isinstance(values, dict) and values.get("checksum") == seal(values)
     require(intact, f"{path} is damaged: its checksum is another; {_MEND}")
     return values
-
-
-def _check_own(paths: Sequence[Path], manifest: Json, tokenizer: Tokenizer) -> None:
-    """Raises InputError unless the files of a folder are those of its manifest, and the ids those of `tokenizer`."""
-    folder = paths[0].parent
-    files = manifest["files"]
-    strange = [str(path) for path in paths if path.name not in files]
-    require(not strange, f"{MANIFEST} does not name {shortened(strange)}; expected its own shards alone; move it")
-    for name, expected in files.items():
-        path = folder / name
-        require(path.exists(), f"{path} is missing; expected it, because {MANIFEST} names it; {_MEND}")
-        require(digest(path) == expected, f"{path} is damaged: its checksum is not that in {MANIFEST}; {_MEND}")
-    require(
-        load_tokenizer(folder).spelling == tokenizer.spelling,
-        f"the shards in {folder} were written with another tokenizer; expected that of the model: leave "
-        "--data.tokenizer out to train with the one in the folder, or write shards with this one",
-    )

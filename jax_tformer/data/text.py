@@ -15,7 +15,7 @@ import numpy as np
 from jax_tformer.config import IGNORED
 from jax_tformer.config.errors import require
 from jax_tformer.config.experiment import MaskedTextData, Packing, TextData, TrainingConfig
-from jax_tformer.data.order import Batch, Items, Part, Shape, Source, as_read, held_out_items
+from jax_tformer.data.order import Batch, Finish, Items, Part, Shape, Source, as_read, held_out_items
 from jax_tformer.data.sources import (
     BLANK_LINE,
     TABLES,
@@ -40,30 +40,33 @@ def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) 
     """Makes rows {"tokens": int32[B, T], "labels": int32[B, T]} of text.
 
     For language models the label of a token is the next one, and the text begins with the start token if the tokenizer
-    has one; for `data.packing` see `packed_rows`, and for masked data `Masking`. Held-out windows do not overlap.
+    has one; for `data.packing` see `packed_rows`, and for masked data `masks`. Held-out windows do not overlap.
 
     Raises InputError if either part of the text is too short for one row, or if the tokenizer lacks a token.
     """
     if data.source == "modular-addition":
         return _equations(data, training, tokenizer)
-    masking = Masking(data, tokenizer) if isinstance(data, MaskedTextData) else None
-    around = masking.around.size if masking else 0
-    length = data.context_length - around
-    told = f"context_length is {data.context_length}; expected more than the {around} special tokens of every window"
+    masked = isinstance(data, MaskedTextData)
+    around = (masked and tokenizer.framing) or Framing()
+    finish = masks(data, tokenizer, around) if isinstance(data, MaskedTextData) else as_read
+    length = data.context_length - around.size
+    told = (
+        f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window"
+    )
     require(length > 0, told)
     require(
         tokenizer.separator or data.packing is None,
         "the tokenizer has neither a start nor an end token, so that nothing says where documents begin; expected one; "
         "leave --data.packing out, or use another tokenizer",
     )
-    first = () if masking else tokenizer.separator if data.packing else tokenizer.around.before
+    first = () if masked else tokenizer.separator if data.packing else tokenizer.around.before
     corpus = read_corpus(data, tokenizer, first)
     parts = []
     notes = corpus.notes
     for name, ids, stride in (("training", corpus.train, data.stride), ("held-out", corpus.held_out, length)):
-        items = windows(ids, length, stride, labels=not masking)
+        items = windows(ids, length, stride, labels=not masked)
         labels = len(ids) - len(first)
-        had = f"{len(ids):,} tokens; expected at least {length + (not masking):,}"
+        had = f"{len(ids):,} tokens; expected at least {length + (not masked):,}"
         if data.packing is not None:
             items, labels, told = packed_rows(ids, length, data.packing, tokenizer)
             notes = [*notes, f"{name} part, packed by {data.packing}: {told}"]
@@ -74,10 +77,10 @@ def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) 
             "another --data.held-out",
         )
         parts.append(items)
-    known = None if masking else corpus.held_out_bytes
+    known = None if masked else corpus.held_out_bytes
     shape = Shape(training.batch_size, [Part(parts[0], parts[1])])
     bytes_per_token = known / labels if known else None
-    return Source([shape], corpus.content, masking or as_read, bytes_per_token, notes=notes)
+    return Source([shape], corpus.content, finish, bytes_per_token, notes=notes)
 
 
 def windows(ids: Ids, length: int, stride: int, labels: bool) -> Items:
@@ -91,37 +94,33 @@ def windows(ids: Ids, length: int, stride: int, labels: bool) -> Items:
     return Items((len(ids) - length - labels) // stride + 1, read)
 
 
-class Masking:
-    """Masks a fraction of each row of tokens, at least one; the labels are the original tokens, elsewhere IGNORED.
+def masks(data: MaskedTextData, tokenizer: Tokenizer, around: Framing) -> Finish:
+    """Makes what masks a fraction of each row of tokens, at least one; labels are those tokens, elsewhere IGNORED.
 
     Of those tokens, 80% become the mask token, 10% become a random one that is not special, and 10% stay (BERT, section
     3.1). Then the tokens `around` a text of a checkpoint are put around each row. Masks differ in every epoch; those of
     held-out rows are always the same.
     """
+    mask_id = tokenizer.require("mask", "to mask text with")
+    ordinary_ids = tokenizer.ordinary_ids
 
-    def __init__(self, data: MaskedTextData, tokenizer: Tokenizer) -> None:
-        self.around = tokenizer.framing or Framing()
-        self._fraction = data.masked
-        self._mask_id = tokenizer.require("mask", "to mask text with")
-        self._ordinary_ids = tokenizer.ordinary_ids
-
-    def __call__(self, batch: Batch, generator: np.random.Generator, rows: np.ndarray, of: int) -> Batch:
-        """Masks the `rows`, int[R], of a batch `of` B: see `Finish`."""
+    def mask(batch: Batch, generator: np.random.Generator, rows: np.ndarray, of: int) -> Batch:
         original = batch["tokens"]
         length = original.shape[1]
         order = generator.random((of, length))[rows]
         fate = generator.random((of, length))[rows]
-        random_ids = generator.choice(self._ordinary_ids, (of, length))[rows]
-        chosen = order.argsort(axis=1) < max(1, round(self._fraction * length))
-        tokens = np.where(chosen & (fate < 0.8), np.int32(self._mask_id), original)
+        random_ids = generator.choice(ordinary_ids, (of, length))[rows]
+        chosen = order.argsort(axis=1) < max(1, round(data.masked * length))
+        tokens = np.where(chosen & (fate < 0.8), np.int32(mask_id), original)
         tokens = np.where(chosen & (fate >= 0.8) & (fate < 0.9), random_ids, tokens)
         labels = np.where(chosen, original, np.int32(IGNORED))
-        sides = self.around.before, self.around.after
-        before, after = (np.tile(np.array(ids, np.int32), (len(rows), 1)) for ids in sides)
+        before, after = (np.tile(np.array(ids, np.int32), (len(rows), 1)) for ids in (around.before, around.after))
         return {
             "tokens": np.concatenate([before, tokens, after], axis=1),
             "labels": np.concatenate([before * 0 + IGNORED, labels, after * 0 + IGNORED], axis=1),
         }
+
+    return mask
 
 
 def packed_rows(ids: Ids, length: int, packing: Packing, tokenizer: Tokenizer) -> tuple[Items, int, str]:
@@ -131,7 +130,13 @@ def packed_rows(ids: Ids, length: int, packing: Packing, tokenizer: Tokenizer) -
     False at padding; there the segment is 0, and the label is IGNORED.
     """
     separator = tokenizer.separator[0]
-    documents, sizes = find_documents(ids, separator, closes=separator == tokenizer.end_id)
+    blocks = range(0, len(ids), _BLOCK)
+    found = [first + np.flatnonzero(ids[first : first + _BLOCK] == separator) for first in blocks]
+    # Where documents begin. What stands before the first separator is the rest of one.
+    documents = np.unique(np.concatenate([[0], *found]))
+    # A separator that ends texts, too, is the last label of the document before it.
+    sizes = np.append(documents[1:] + (separator == tokenizer.end_id), len(ids)) - documents - 1
+    documents, sizes = documents[sizes > 0], sizes[sizes > 0]
     packs = pack(documents, sizes, length, packing)
 
     def read(numbers: np.ndarray) -> Batch:
@@ -156,16 +161,6 @@ def packed_rows(ids: Ids, length: int, packing: Packing, tokenizer: Tokenizer) -
         "inside a document"
     )
     return Items(count, read), int(sizes.sum()), told
-
-
-def find_documents(ids: Ids, separator: int, closes: bool) -> tuple[np.ndarray, np.ndarray]:
-    """Returns where each document begins in `ids` and how many tokens it has, int64[N]; `closes`: it ends texts too."""
-    blocks = range(0, len(ids), _BLOCK)
-    found = [first + np.flatnonzero(ids[first : first + _BLOCK] == separator) for first in blocks]
-    # What stands before the first separator is the rest of a document.
-    begins = np.unique(np.concatenate([[0], *found]))
-    sizes = np.append(begins[1:] + closes, len(ids)) - begins - 1
-    return begins[sizes > 0], sizes[sizes > 0]
 
 
 class Packs(NamedTuple):

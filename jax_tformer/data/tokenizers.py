@@ -3,7 +3,6 @@
 import dataclasses
 import hashlib
 import json
-import os
 import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -200,7 +199,7 @@ class Tokenizer:
         if self._table is not None:
             # Raises an error for an unknown character in any text. Where a token is spelled out, the library finds it.
             plain = [self._added.sub("", text) for text in texts]
-            ids = self._table.look_up(plain)
+            ids = _look_up(*self._table, plain)
             if plain == list(texts):
                 return ids
         try:
@@ -241,8 +240,8 @@ class Tokenizer:
 
     @property
     def around(self) -> Framing:
-        """What stands around a text: the tokens of a framing, or the start token, if there is one."""
-        return self.framing or Framing(_known(self.start_id))
+        """What stands around a text and ends an answer: that of a framing, or start and end token, if there are any."""
+        return self.framing or Framing(_known(self.start_id), (), None, _known(self.end_id))
 
     @property
     def separator(self) -> TokenIds:
@@ -276,7 +275,7 @@ class Tokenizer:
         said = {"tokenizer": json.loads(self._backend.to_str()), "roles": self._roles, **framing}
         return json.dumps(said, sort_keys=True)
 
-    def save(self, folder: str | os.PathLike[str]) -> None:
+    def save(self, folder: str | Path) -> None:
         """Writes `tokenizer.json` and `tokenizer_config.json`, which the AutoTokenizer of transformers reads too."""
         settings: Json = {FIELDS[role][0]: token for role, token in self._roles.items()}
         if self.framing is not None:
@@ -329,34 +328,31 @@ class Pieces(Iterable[str]):
             yield str(found[0], "utf-8")
 
 
-@dataclass(frozen=True)
-class _Table:
-    """Byte or code point -> id, or -1. Gives the library's ids, 100 times faster."""
+def _look_up(table: np.ndarray, encoding: str, texts: Sequence[str]) -> list[np.ndarray]:
+    """Returns the id of each byte or character of every text; raises InputError if one has none.
 
-    encoding: Literal["utf-8", "utf-32-le"]
-    ids: np.ndarray
-
-    def look_up(self, texts: Sequence[str]) -> list[np.ndarray]:
-        """Returns the id of each byte or character of every text; raises InputError if one has none."""
-        rows = [text.encode(self.encoding) for text in texts]
-        units = np.frombuffer(b"".join(rows), np.uint8 if self.encoding == "utf-8" else np.uint32)
-        ids: np.ndarray = self.ids[np.minimum(units, len(self.ids) - 1)]
-        if ids.min(initial=0) < 0:
-            character = "".join(texts)[int(np.argmin(ids))]
-            raise InputError(
-                f"the character {character!r} (U+{ord(character):04X}) is not in the tokenizer's vocabulary; expected "
-                "characters of the text that it was made from; leave it out, or train with the bytes tokenizer"
-            )
-        sizes = [len(row) // units.itemsize for row in rows]
-        return [ids[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
+    The table has the id of each byte or code point, or -1. Gives the library's ids, 100 times faster.
+    """
+    rows = [text.encode(encoding) for text in texts]
+    units = np.frombuffer(b"".join(rows), np.uint8 if encoding == "utf-8" else np.uint32)
+    ids: np.ndarray = table[np.minimum(units, len(table) - 1)]
+    if ids.min(initial=0) < 0:
+        character = "".join(texts)[int(np.argmin(ids))]
+        raise InputError(
+            f"the character {character!r} (U+{ord(character):04X}) is not in the tokenizer's vocabulary; expected "
+            "characters of the text that it was made from; leave it out, or train with the bytes tokenizer"
+        )
+    sizes = [len(row) // units.itemsize for row in rows]
+    return [ids[end - size : end] for size, end in zip(sizes, accumulate(sizes), strict=True)]
 
 
-def _table(outline: Json, special: Mapping[str, int]) -> _Table | None:
-    """Makes the table of a tokenizer whose tokens are bytes or characters; returns None for others."""
+def _table(outline: Json, special: Mapping[str, int]) -> tuple[np.ndarray, str] | None:
+    """Makes the table of a tokenizer whose tokens are bytes or characters, and says in which encoding it looks them up;
+    returns None for others."""
     of_bytes = json.loads(_of_bytes().to_str())
     model = outline["model"]
     if all(outline[part] == of_bytes[part] for part in ("normalizer", "pre_tokenizer", "model")):
-        return _Table("utf-8", np.arange(256, dtype=np.int32))
+        return np.arange(256, dtype=np.int32), "utf-8"
     pattern = (outline["pre_tokenizer"] or {}).get("pattern")
     if outline["normalizer"] or model["type"] != "WordLevel" or pattern != {"Regex": ONE_CHARACTER}:
         return None
@@ -366,7 +362,7 @@ def _table(outline: Json, special: Mapping[str, int]) -> _Table | None:
         require(len(token) == 1, told)
     table = np.full(max(map(ord, characters), default=0) + 2, -1, np.int32)
     table[[ord(character) for character in characters]] = list(characters.values())
-    return _Table("utf-32-le", table)
+    return table, "utf-32-le"
 
 
 def added_ids(backend: tokenizers.Tokenizer) -> tuple[TokenIds, TokenIds]:
@@ -444,12 +440,32 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapp
     Raises InputError if characters or words are to come from no text, or if a Hugging Face tokenizer cannot be loaded.
     """
     if config.kind == "huggingface":
-        return _load_huggingface(config.name, config.revision)
+        name = config.name
+        if name is None:
+            raise InputError(
+                "tokenizer kind is 'huggingface' without a name; give --data.tokenizer.name a folder or a hub name"
+            )
+        if (folder := user_path(name)).is_dir():
+            told = f"the tokenizer {name!r} is a folder, which has no revision; leave it out"
+            require(config.revision is None, told)
+            return load_tokenizer(folder)
+        # Tokenizer.from_pretrained would not fetch the files that hold the roles.
+        return load_tokenizer(hub_folder("tokenizer", name, config.revision, "--data.tokenizer.revision", _HUB_FILES))
     tokens = list(dict.fromkeys(special.values()))
     if config.kind == "bytes":
         backend = _of_bytes()
     elif config.kind in ("characters", "words"):
-        backend = _word_level(texts, config.kind)
+        found: set[str] = set()
+        for text in texts:
+            found.update(text.split() if config.kind == "words" else text)
+        require(found, f"the text is empty; expected text to take the tokenizer's {config.kind} from")
+        backend = tokenizers.Tokenizer(models.WordLevel({token: id for id, token in enumerate(sorted(found))}))
+        if config.kind == "words":
+            # Without a decoder, the library puts spaces between tokens.
+            backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
+        else:
+            backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
+            backend.decoder = decoders.Fuse()
     else:
         assert config.vocab_size is not None  # checked on construction
         backend = _trained_bpe(texts, config.vocab_size - len(tokens))
@@ -469,21 +485,6 @@ def _byte_level(model: models.BPE, use_regex: bool) -> tokenizers.Tokenizer:
     return backend
 
 
-def _word_level(texts: Iterable[str], kind: Literal["characters", "words"]) -> tokenizers.Tokenizer:
-    found: set[str] = set()
-    for text in texts:
-        found.update(text.split() if kind == "words" else text)
-    require(found, f"the text is empty; expected text to take the tokenizer's {kind} from")
-    backend = tokenizers.Tokenizer(models.WordLevel({token: id for id, token in enumerate(sorted(found))}))
-    if kind == "words":
-        # Without a decoder, the library puts spaces between tokens.
-        backend.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    else:
-        backend.pre_tokenizer = pre_tokenizers.Split(tokenizers.Regex(ONE_CHARACTER), "isolated")
-        backend.decoder = decoders.Fuse()
-    return backend
-
-
 def _trained_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     """Trains BPE on `texts`, which are read twice, or takes it from the cache of an earlier run."""
 
@@ -500,19 +501,7 @@ def _trained_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     return tokenizers.Tokenizer.from_str(str(kept(key, train), "utf-8"))
 
 
-def _load_huggingface(name: str | None, revision: str | None) -> Tokenizer:
-    if name is None:
-        raise InputError(
-            "tokenizer kind is 'huggingface' without a name; give --data.tokenizer.name a folder or a hub name"
-        )
-    if user_path(name).is_dir():
-        require(revision is None, f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
-        return load_tokenizer(user_path(name))
-    # Tokenizer.from_pretrained would not fetch the files that hold the roles.
-    return load_tokenizer(hub_folder("tokenizer", name, revision, "--data.tokenizer.revision", _HUB_FILES))
-
-
-def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
+def load_tokenizer(folder: str | Path) -> Tokenizer:
     """Loads the tokenizer that we or Hugging Face saved in `folder`.
 
     Raises InputError if one of its files is missing or damaged.
@@ -530,7 +519,7 @@ def load_tokenizer(folder: str | os.PathLike[str]) -> Tokenizer:
         return Tokenizer(backend, _roles(settings), framing)
 
 
-def tokenizer_digests(folder: str | os.PathLike[str]) -> dict[str, str]:
+def tokenizer_digests(folder: str | Path) -> dict[str, str]:
     """Returns, for each file of the tokenizer in `folder`, a SHA-256 of its ids or of its special tokens' roles.
 
     Reads the files, because another version of the library may write a `Tokenizer` differently. Raises InputError as

@@ -16,7 +16,6 @@ from jax_tformer.config.errors import InputError, require, require_field, requir
 from jax_tformer.config.experiment import DecodingConfig
 from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.decoding.loop import (
-    Sequences,
     State,
     advance,
     grow_cache,
@@ -82,7 +81,15 @@ def generate(
     for rows, part in batch.groups:
         state = deque(_decode(net, params, part, decoding, seed, at_once=True), maxlen=1).pop()
         if state.beams is not None:
-            return _best(state.beams.finished, decoding.num_return_sequences, batch.end_ids[0])
+            wanted = decoding.num_return_sequences
+            found = state.beams.finished
+            new, lengths, scores = (np.asarray(x)[:, :wanted] for x in found)
+            fewest = int(found.exist.sum(1).min())
+            told = f"the beam search has found {fewest} sequences for a prompt; expected less, or more tokens"
+            require_field(wanted <= fewest, "num_return_sequences", f"is {wanted}, and {told}")
+            columns = np.arange(lengths.max())
+            said = np.where(columns < lengths[..., None], new[..., columns], batch.end_ids[0])
+            return Generated(said, lengths, scores)
         new = _new_tokens(state)
         tokens[rows, :, : new.shape[1]] = new.reshape(len(rows), -1, new.shape[1])
     ended = np.isin(tokens, batch.end_ids)
@@ -156,27 +163,24 @@ class Answerer:
         limits = [prompt.limit for prompt in filled]
         found = generate(self.net, self.params, ids, self.decoding, limits=limits, **self._options)
         scores = (np.full(found.lengths.shape, None) if found.scores is None else found.scores).tolist()
-        return [
-            [self._complete(prompt, *answer) for answer in zip(found.rows(row), scores[row], strict=True)]
-            for row, prompt in enumerate(prompts)
-        ]
+        answered = []
+        for row, prompt in enumerate(prompts):
+            completions = []
+            for tokens, score in zip(found.rows(row), scores[row], strict=True):
+                finished = tokens[-1] in self._end_ids
+                said = tokens[:-1] if finished else tokens
+                text = decode_added(self.tokenizer, [] if self._translates else prompt.ids, said)
+                completions.append(Completion(text, said, finished, score))
+            answered.append(completions)
+        return answered
 
     def stream(self, prompt: Prompt) -> Iterator[str]:
         """Streams the single answer to a prompt: a piece, perhaps empty, for every token, and a last one."""
-        pieces = TextStream(self.tokenizer, self._context_of(prompt))
+        pieces = TextStream(self.tokenizer, [] if self._translates else prompt.ids)
         tokens = stream(self.net, self.params, [prompt.ids], self.decoding, limits=[prompt.limit], **self._options)
         for token in (int(each.item()) for each in tokens):
             yield "" if token in self._end_ids else pieces.push(token)
         yield pieces.finish()
-
-    def _context_of(self, prompt: Prompt) -> list[int]:
-        """Returns the tokens that an answer continues."""
-        return [] if self._translates else prompt.ids
-
-    def _complete(self, prompt: Prompt, tokens: list[int], score: float | None) -> Completion:
-        finished = tokens[-1] in self._end_ids
-        tokens = tokens[:-1] if finished else tokens
-        return Completion(decode_added(self.tokenizer, self._context_of(prompt), tokens), tokens, finished, score)
 
 
 class PromptBatch(NamedTuple):
@@ -331,16 +335,6 @@ def _new_tokens(state: State) -> np.ndarray:
     """Returns the new tokens of each row so far, int32 `[N, n]`."""
     end = int(state.history.length)
     return np.array(state.history.tokens)[:, end - int(state.history.made) : end]
-
-
-def _best(found: Sequences, wanted: int, end_id: int) -> Generated:
-    """Returns the `wanted` best of the finished sequences, filled with `end_id` behind their ends."""
-    tokens, lengths, scores = (np.asarray(x)[:, :wanted] for x in found)
-    fewest = int(found.exist.sum(1).min())
-    told = f"is {wanted}, and the beam search has found {fewest} sequences for a prompt; expected less, or more tokens"
-    require_field(wanted <= fewest, "num_return_sequences", told)
-    columns = np.arange(lengths.max())
-    return Generated(np.where(columns < lengths[..., None], tokens[..., columns], end_id), lengths, scores)
 
 
 def require_decoder(net: AnyTransformer) -> DecoderTransformer:

@@ -75,7 +75,6 @@ class Rules:
     min_p: Scalar | None
     repetition_penalty: Scalar | None
     length_penalty: Scalar
-    suppress_tokens: Int[Array, " n"] | None
     begin_suppress_tokens: Int[Array, " m"] | None
     bad_words_ids: Int[Array, "w L"] | None
     """Words that never come; -1 before those with fewer than L tokens."""
@@ -100,6 +99,7 @@ _WITHOUT_EFFECT: dict[str, Any] = {"top_p": 1, "min_p": 0, "length_penalty": Non
 def make_rules(decoding: DecodingConfig, end_ids: Sequence[int] = (-1,)) -> Rules:
     """Converts a config to rules for rows that end with any of `end_ids`, which are no bad words on their own."""
     words = [word for word in decoding.bad_words_ids if len(word) > 1 or word[0] not in end_ids]
+    words += [(id,) for id in decoding.suppress_tokens]
     longest = max(map(len, words), default=0)
     values: dict[str, Any] = {field.name: getattr(decoding, field.name, end_ids) for field in fields(Rules)}
     values["bad_words_ids"] = tuple([-1] * (longest - len(word)) + [*word] for word in words)
@@ -141,21 +141,20 @@ def process_logits(logits: Logits, rules: Rules, history: History) -> Logits:
 def restrict(scores: Logits, rules: Rules, history: History) -> Logits:
     """Applies what changes logits, or log-probabilities, without drawing.
 
-    The repetition penalty comes first, then the ban of n-grams and words, then constraints.
+    The repetition penalty comes first, then the ban of n-grams and words, and of tokens that may not come here. Last, a
+    token that must come gets 0, and all others -inf.
     """
-    if rules.repetition_penalty is not None:
-        scores = penalize_repetition(scores, history.tokens, rules.repetition_penalty)
+    if (penalty := rules.repetition_penalty) is not None:
+        # Divides positive scores of the row's tokens by it, and multiplies negative ones; -1 is no token.
+        said = jnp.take_along_axis(scores, jnp.maximum(history.tokens, 0), axis=1)
+        scores = _set(scores, history.tokens, jnp.where(said < 0, said * penalty, said / penalty))
     scores = forbid_ngrams(scores, history, history.tokens, rules.no_repeat_ngram_size)
     scores = forbid_ngrams(scores, history, history.source, rules.encoder_no_repeat_ngram_size)
     if rules.bad_words_ids is not None:
-        scores = forbid_words(scores, history, rules.bad_words_ids)
-    return constrain(scores, rules, history)
-
-
-def constrain(scores: Logits, rules: Rules, history: History) -> Logits:
-    """Sets the scores of tokens that may not come here to -inf; a token that must come gets 0, and all others -inf."""
-    if rules.suppress_tokens is not None:
-        scores = scores.at[:, rules.suppress_tokens].set(-jnp.inf)
+        # The last token of a word, where a row ends with all tokens before it. Short words begin with -1.
+        begins = rules.bad_words_ids[None, :, :-1]
+        begun = ((begins == history.last(begins.shape[2])[:, None]) | (begins < 0)).all(-1)
+        scores = _forbid(scores, jnp.where(begun, rules.bad_words_ids[None, :, -1], -1))
     if rules.begin_suppress_tokens is not None:
         begins = history.made == (0 if rules.forced_bos_token_id is None else 1)
         scores = jnp.where(begins, scores.at[:, rules.begin_suppress_tokens].set(-jnp.inf), scores)
@@ -189,17 +188,6 @@ def forbid_ngrams(scores: Logits, history: History, text: Int[Array, "N X"], siz
     return _forbid(scores, jnp.where(repeats, following, -1))
 
 
-def forbid_words(scores: Logits, history: History, words: Int[Array, "w L"]) -> Logits:
-    """Sets the score of a word's last token to -inf where a row ends with all tokens before it.
-
-    Words shorter than L tokens begin with -1.
-    """
-    begins = words[None, :, :-1]
-    ends = words[None, :, -1]
-    begun = ((begins == history.last(begins.shape[2])[:, None]) | (begins < 0)).all(-1)
-    return _forbid(scores, jnp.where(begun, ends, -1))
-
-
 def _forbid(scores: Logits, tokens: Int[Array, "#N n"]) -> Logits:
     """Sets the scores of each row's `tokens` to -inf; -1 is no token."""
     return _set(scores, tokens, -jnp.inf)
@@ -216,12 +204,6 @@ def argmax(logits: Logits) -> TokenIds:
     """Returns the token with the largest logit; if there are several, the first."""
     # XLA on CPU takes seven times as long for an argmax.
     return jax.lax.top_k(logits, 1)[1][:, 0]
-
-
-def penalize_repetition(scores: Logits, tokens: Int[Array, "N H"], penalty: Array | float) -> Logits:
-    """Divides the positive scores of each row's `tokens` by the penalty, multiplies the negative ones; -1 is none."""
-    said = jnp.take_along_axis(scores, jnp.maximum(tokens, 0), axis=1)
-    return _set(scores, tokens, jnp.where(said < 0, said * penalty, said / penalty))
 
 
 def keep_top_k(logits: Logits, k: int) -> Logits:

@@ -122,10 +122,7 @@ def framing_of(tokenizer: Tokenizer, translates: bool) -> Framing:
     A tokenizer with a framing says so; else a text follows the start token, if there is one, and an end token follows a
     source. Raises InputError if translations lack a start or end token.
     """
-    if translates:
-        return pair_framing(tokenizer)
-    start, ends = (() if id is None else (id,) for id in (tokenizer.start_id, tokenizer.end_id))
-    return tokenizer.framing or Framing(start, (), None, ends)
+    return pair_framing(tokenizer) if translates else tokenizer.around
 
 
 class Completion(NamedTuple):

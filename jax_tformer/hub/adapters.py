@@ -12,7 +12,7 @@ import json
 import math
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from dataclasses import replace
+from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any, TypeVar, get_args
 
@@ -27,7 +27,6 @@ from jax_tformer.files import (
     Json,
     new_folder,
     require_new_folder,
-    to_dict,
     user_path,
     write_json,
 )
@@ -123,7 +122,7 @@ def save_adapters(
     names = {place.theirs.removesuffix(".weight") for place in layout.places}
     inputs_first = any(found[name].inputs_first for name in theirs)
     said = _written(net.config.lora, {name: len(a) for name, (a, _) in theirs.items()}, names, base, inputs_first)
-    metadata = {"format": "pt", _KEY: json.dumps(to_dict(net.config.lora))}
+    metadata = {"format": "pt", _KEY: json.dumps(asdict(net.config.lora))}
     with explained(f"cannot write {out}: {WHY}", (OSError, safetensors.SafetensorError)), new_folder(out) as whole:
         save_file(arrays, whole / WEIGHTS, metadata=metadata)
         write_json(whole / CONFIG, said)

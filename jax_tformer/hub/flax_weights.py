@@ -2,19 +2,16 @@
 
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import msgpack
 import numpy as np
 from flax import serialization, traverse_util
 
 from jax_tformer.config.errors import WHY, InputError, explained, require
-from jax_tformer.data.tokenizers import Tokenizer
 from jax_tformer.files import user_path
-from jax_tformer.functional import AnyTransformer, Params
 from jax_tformer.hub.folder import STORED, inside, read_index, read_origin
 from jax_tformer.hub.names import Views
-from jax_tformer.hub.pretrained import assembled
+from jax_tformer.hub.pretrained import Loaded, assembled
 
 FLAX = "flax_model.msgpack"
 FLAX_INDEX = "flax_model.msgpack.index.json"
@@ -22,7 +19,7 @@ _DAMAGES = (ValueError, TypeError, KeyError, AttributeError, msgpack.UnpackExcep
 """What the parser and NumPy raise for bytes that are no arrays."""
 
 
-def load_flax(folder: str | Path) -> tuple[AnyTransformer, Params, Tokenizer | None]:
+def load_flax(folder: str | Path) -> Loaded:
     """Loads a folder of one of the Flax models that `transformers` had, such as FlaxGPT2LMHeadModel.
 
     Returns what `load_pretrained` returns, and `save_pretrained` then writes it as safetensors. Takes memory for the
@@ -44,9 +41,18 @@ def flax_weights(folder: Path) -> Views:
     Both frameworks gave the modules the same names. A kernel is the transposed weight, and what Flax calls scale and
     embedding is a weight, too. Raises InputError for files that are missing, truncated or anything else.
     """
+    files = [FLAX]
+    if not (folder / FLAX).exists():
+        told = f"{folder} has neither {FLAX} nor {FLAX_INDEX}; expected the weights of a Flax model"
+        require((folder / FLAX_INDEX).exists(), told)
+        files = sorted(set(read_index(folder, FLAX_INDEX, ".msgpack").values()))
     weights = {}
-    for path in _files(folder):
-        for name, array in _unpacked(path).items():
+    for path in (inside(folder, file) for file in files):
+        # Objects, texts, numbers, and arrays of numbers whose sizes are checked; nothing is unpickled.
+        with explained(f"{path} is truncated or damaged ({WHY}); restore it, or load it again", _DAMAGES):
+            tree = serialization.msgpack_restore(path.read_bytes())
+            arrays = traverse_util.flatten_dict({"": tree}, sep="/")
+        for name, array in arrays.items():
             if not isinstance(array, np.ndarray) or array.dtype.name not in STORED:
                 kind = array.dtype.name if isinstance(array, np.ndarray) else type(array).__name__
                 where = name.strip("/") or "all of it"
@@ -56,23 +62,3 @@ def flax_weights(folder: Path) -> Views:
             require(called not in weights, f"{path} holds {called} twice; expected every array once")
             weights[called] = array.T if leaf == "kernel" else array
     return weights
-
-
-def _files(folder: Path) -> list[Path]:
-    if (folder / FLAX).exists():
-        return [inside(folder, FLAX)]
-    require(
-        (folder / FLAX_INDEX).exists(),
-        f"{folder} has neither {FLAX} nor {FLAX_INDEX}; expected the weights of a Flax model",
-    )
-    return [inside(folder, file) for file in sorted(set(read_index(folder, FLAX_INDEX, ".msgpack").values()))]
-
-
-def _unpacked(path: Path) -> dict[str, Any]:
-    """Parses msgpack, and returns what it holds by names with slashes.
-
-    It may hold objects, texts, numbers, and arrays of numbers whose sizes are checked; nothing is unpickled.
-    """
-    with explained(f"{path} is truncated or damaged ({WHY}); restore it, or load it again", _DAMAGES):
-        tree = serialization.msgpack_restore(path.read_bytes())
-        return traverse_util.flatten_dict({"": tree}, sep="/")

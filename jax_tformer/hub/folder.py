@@ -24,7 +24,7 @@ if TYPE_CHECKING:
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
-TYPES: dict[str, np.dtype[Any]] = {
+TYPES: dict[str, np.dtype] = {
     "F64": np.dtype(np.float64),
     "F32": np.dtype(np.float32),
     "F16": np.dtype(np.float16),
@@ -179,8 +179,14 @@ def read_origin(folder: Path) -> Origin:
         for name in generation.keys() & {"length_penalty", *_NUMBERS.split()}:
             # Whatever asks for them later: the file is copied on.
             _require_kind(name, generation[name], str(folder / GENERATION))
-    kept = [name for name in names if name == GENERATION or any(fnmatch(name, kind) for kind in TOKENIZER_FILES)]
-    return Origin(config, {name: _bytes(inside(folder, name)) for name in kept})
+    kept = {}
+    for name in names:
+        if name == GENERATION or any(fnmatch(name, kind) for kind in TOKENIZER_FILES):
+            with open(path := inside(folder, name), "rb") as file:
+                kept[name] = file.read(_LARGEST + 1)
+            told = f"{path} has more than {_LARGEST:,} bytes; expected a file of a tokenizer; restore it"
+            require(len(kept[name]) <= _LARGEST, told)
+    return Origin(config, kept)
 
 
 def write_origin(folder: Path, origin: Origin) -> None:
@@ -195,15 +201,6 @@ def read_object(path: Path) -> Json:
     content = read_json(path)
     if not isinstance(content, dict):
         raise InputError(f"{path} holds {type(content).__name__}; expected a JSON object; restore it")
-    return content
-
-
-def _bytes(path: Path) -> bytes:
-    with open(path, "rb") as file:
-        content = file.read(_LARGEST + 1)
-    require(
-        len(content) <= _LARGEST, f"{path} has more than {_LARGEST:,} bytes; expected a file of a tokenizer; restore it"
-    )
     return content
 
 
@@ -277,7 +274,7 @@ def read_defaults(settings: Json, *, translates: bool, where: str, vocabulary: i
         fewest = fewest or lengths.get("min_length", 0)
     elif "min_length" in lengths and not fewest:
         ignored.append(f"min_length {given['min_length']}")
-    decoding |= {"min_new_tokens": fewest} if fewest else {}
+    decoding["min_new_tokens"] = fewest
     if "forced_bos_token_id" in given and translates:
         decoding["forced_bos_token_id"] = given["forced_bos_token_id"]
     if len(last) == 1:
@@ -318,7 +315,7 @@ class Stored:
     """When the file was written, in nanoseconds."""
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         """The type of the elements; one byte for types that we do not read."""
         return TYPES.get(self.type, np.dtype(np.uint8))
 
@@ -345,9 +342,22 @@ def open_tensors(folder: Path) -> dict[str, Stored]:
     """
     if os.path.lexists(folder / WEIGHTS):
         return open_file(folder, WEIGHTS)
-    if os.path.lexists(folder / INDEX):
-        return _open_shards(folder)
-    raise InputError(what_instead(folder))
+    require(os.path.lexists(folder / INDEX), what_instead(folder))
+    files = read_index(folder, INDEX, ".safetensors", f"; {_CONVERT}")
+    tensors: dict[str, Stored] = {}
+    for file in sorted(set(files.values())):
+        found = open_file(folder, file)
+        listed = {name for name, at in files.items() if at == file}
+        if lacks := sorted(listed - found.keys()):
+            raise InputError(
+                f"{folder / file} lacks {shortened(lacks, 1)}, which the index promises; restore the folder"
+            )
+        if holds := sorted(found.keys() - listed):
+            raise InputError(
+                f"{folder / file} holds {shortened(holds, 1)}, which the index does not list; restore the folder"
+            )
+        tensors |= found
+    return tensors
 
 
 def inside(folder: Path, name: str) -> Path:
@@ -384,24 +394,6 @@ def read_index(folder: Path, name: str, ending: str, mend: str = "") -> dict[str
     if others := sorted(file for file in files.values() if not file.endswith(ending)):
         raise InputError(f"{index} names {others[0]}; expected files that end in {ending}{mend}")
     return files
-
-
-def _open_shards(folder: Path) -> dict[str, Stored]:
-    files = read_index(folder, INDEX, ".safetensors", f"; {_CONVERT}")
-    tensors: dict[str, Stored] = {}
-    for file in sorted(set(files.values())):
-        found = open_file(folder, file)
-        listed = {name for name, at in files.items() if at == file}
-        if lacks := sorted(listed - found.keys()):
-            raise InputError(
-                f"{folder / file} lacks {shortened(lacks, 1)}, which the index promises; restore the folder"
-            )
-        if holds := sorted(found.keys() - listed):
-            raise InputError(
-                f"{folder / file} holds {shortened(holds, 1)}, which the index does not list; restore the folder"
-            )
-        tensors |= found
-    return tensors
 
 
 def open_file(folder: Path, name: str) -> dict[str, Stored]:

@@ -11,7 +11,7 @@ import json
 import math
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Protocol, TypeVar
@@ -23,11 +23,13 @@ from safetensors.numpy import load_file, save_file
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import WHY, InputError, explained
-from jax_tformer.files import from_dict, parse_json, shortened, to_dict
+from jax_tformer.files import from_dict, parse_json, shortened
 from jax_tformer.functional import Params, transformer
 from jax_tformer.model.parameters import Shape, axes_of, flatten, matrix_shape, unflatten
 
 C = TypeVar("C")
+Weights = Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]
+"""Arrays by name, or in pairs."""
 Region = tuple[slice, ...]
 """A slice of each axis."""
 _STRIP = 256
@@ -42,7 +44,7 @@ class View(Protocol):
         """Sizes of the axes."""
 
     @property
-    def dtype(self) -> np.dtype[Any]:
+    def dtype(self) -> np.dtype:
         """Type of the elements."""
 
     def __array__(self) -> np.ndarray:
@@ -58,7 +60,7 @@ class Lazy:
     """An array that is made of another, without a copy if possible, where somebody reads it."""
 
     shape: Shape
-    dtype: np.dtype[Any]
+    dtype: np.dtype
     make: Callable[[], np.ndarray]
 
     def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
@@ -79,11 +81,16 @@ class Stacked:
         return read(self)
 
 
-def read(view: View, dtype: np.dtype[Any] | None = None, region: Region | None = None) -> np.ndarray:
+def read(view: View, dtype: np.dtype | None = None, region: Region | None = None) -> np.ndarray:
     """Reads a region (all, by default) into a new contiguous array, converted to `dtype`."""
     region = tuple(map(slice, view.shape)) if region is None else region
     shape = tuple(len(range(size)[part]) for size, part in zip(view.shape, region, strict=True))
-    out = _aligned(shape, view.dtype if dtype is None else dtype)
+    kind = view.dtype if dtype is None else dtype
+    # At an address that JAX takes over as it is, without a copy.
+    size = math.prod(shape) * kind.itemsize
+    memory = np.empty(size + 64, np.uint8)
+    begin = -memory.ctypes.data % 64
+    out = memory[begin : begin + size].view(kind).reshape(shape)
     pairs = [(out, view)]
     if isinstance(view, Stacked):
         pairs = list(zip(out, view.layers[region[0]], strict=True))
@@ -107,14 +114,6 @@ def same_bytes(first: View, second: View) -> bool:
     """Whether two views have one shape, type and content, bit for bit."""
     alike = first.shape == second.shape and first.dtype == second.dtype
     return alike and np.asarray(first).tobytes() == np.asarray(second).tobytes()
-
-
-def _aligned(shape: Shape, dtype: np.dtype[Any]) -> np.ndarray:
-    """An empty array at an address that JAX takes over as it is, without a copy."""
-    size = math.prod(shape) * dtype.itemsize
-    memory = np.empty(size + 64, np.uint8)
-    begin = -memory.ctypes.data % 64
-    return memory[begin : begin + size].view(dtype).reshape(shape)
 
 
 LEAVES = {
@@ -205,7 +204,7 @@ def reference_views(ours: Mapping[str, Any], shapes: Params) -> Views:
     }
 
 
-def from_reference(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]], shapes: Params) -> Params:
+def from_reference(weights: Weights, shapes: Params) -> Params:
     """Inverts `to_reference`: returns parameters with the tree, shapes and dtypes of `shapes` (`net.shapes`).
 
     Raises WeightsError, which lists all arrays without a place, places without an array, and what else does not fit.
@@ -234,7 +233,7 @@ def parameter_views(given: Views, shapes: Params, *, types: Mapping[str, np.dtyp
     return found | {path: Stacked(views) for path, views in layers.items()}
 
 
-def once(weights: Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]) -> dict[str, np.ndarray]:
+def once(weights: Weights) -> dict[str, np.ndarray]:
     """Returns the arrays by name; raises WeightsError for names that occur more than once."""
     named = list(weights.items() if isinstance(weights, Mapping) else weights)
     counts = Counter(name for name, _ in named)
@@ -283,7 +282,7 @@ def save_weights(path: Path | str, params: Params, config: TransformerConfig) ->
     """
     weights = to_reference(params)
     from_reference(weights, transformer(config).shapes)
-    save_file(weights, path, metadata={CONFIG_KEY: json.dumps(to_dict(config))})
+    save_file(weights, path, metadata={CONFIG_KEY: json.dumps(asdict(config))})
 
 
 def load_weights(path: Path | str) -> tuple[Params, TransformerConfig]:

@@ -59,13 +59,14 @@ from jax_tformer.model.parameters import dtype_of, flatten, unflatten
 from jax_tformer.training.sharding import parameter_shardings
 
 _HUB_FILES = ["config.json", "generation_config.json", "model*.safetensors", "model.safetensors.index.json"]
+Loaded = tuple[AnyTransformer, Params, Tokenizer | None]
 StoredDtype = Literal["float64", "float32", "bfloat16", "float16"]
 _SIZE = re.compile(r"(\d+\.?\d*)(?:([KMGT])(I?)B)?")
 
 
 def load_pretrained(
     folder_or_name: str | Path, *, dtype: Dtype | None = None, mesh: Mesh | None = None, revision: str | None = None
-) -> tuple[AnyTransformer, Params, Tokenizer | None]:
+) -> Loaded:
     """Loads a Hugging Face folder: returns the net, its parameters, and the tokenizer (None if the folder has none).
 
     `folder_or_name` is a folder, or a name on the hub with the commit to use as `revision`. Weights are safetensors, in
@@ -90,7 +91,7 @@ def assembled(
     *,
     dtype: Dtype | None = None,
     mesh: Mesh | None = None,
-) -> tuple[AnyTransformer, Params, Tokenizer | None]:
+) -> Loaded:
     """Makes the net of config.json, with the parameters that `open_arrays` finds in the folder, and its tokenizer.
 
     See `load_pretrained`.
@@ -98,7 +99,20 @@ def assembled(
     rows = config_from_huggingface(origin.config).vocab_size or 0
     tokenizer = load_tokenizer(folder) if "tokenizer.json" in origin.files else None
     if tokenizer is not None:
-        _require_vocabulary(folder, origin, tokenizer, rows)
+        # Tables may have more rows than the tokenizer has ids (they are padded), but no id may be beyond either, except
+        # for special tokens without a role, which are refused where a text has them.
+        require(
+            tokenizer.table_rows <= rows,
+            f"{folder} has a tokenizer of {tokenizer.table_rows:,} ids and a model of {rows:,}; expected at most as "
+            "many ids as the model's table has rows; is it the tokenizer of another model?",
+        )
+        for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
+            id = origin.config.get(name)
+            require(
+                type(id) is not int or not tokenizer.vocab_size <= id < rows,
+                f"{folder} has a tokenizer of {tokenizer.vocab_size:,} ids, but {name} is {id}; expected an id of the "
+                "tokenizer; is it the tokenizer of another model?",
+            )
     stored = open_arrays(folder)
     config = config_from_huggingface(origin.config, stored)
     layout = Layout(family_of(origin.config).rows(config), config)
@@ -130,25 +144,6 @@ def _folder(folder_or_name: str | Path, revision: str | None) -> Path:
         not path.exists(), f"{path} is a file; expected its folder, with config.json and the weights as safetensors"
     )
     return hub_folder("model", str(folder_or_name), revision, "revision", [*_HUB_FILES, *TOKENIZER_FILES])
-
-
-def _require_vocabulary(folder: Path, origin: Origin, tokenizer: Tokenizer, rows: int) -> None:
-    """Tables may have more rows than the tokenizer has ids (they are padded), but no id may be beyond either.
-
-    Except for special tokens without a role, which are refused where a text has them.
-    """
-    require(
-        tokenizer.table_rows <= rows,
-        f"{folder} has a tokenizer of {tokenizer.table_rows:,} ids and a model of {rows:,}; expected at most as "
-        "many ids as the model's table has rows; is it the tokenizer of another model?",
-    )
-    for name in ("bos_token_id", "eos_token_id", "pad_token_id", "decoder_start_token_id"):
-        id = origin.config.get(name)
-        require(
-            type(id) is not int or not tokenizer.vocab_size <= id < rows,
-            f"{folder} has a tokenizer of {tokenizer.vocab_size:,} ids, but {name} is {id}; expected an id of the "
-            "tokenizer; is it the tokenizer of another model?",
-        )
 
 
 def _placed(views: Views, shapes: Params, mesh: Mesh | None) -> Params:
@@ -219,7 +214,23 @@ def save_pretrained(
         )
     chosen, said = described(net, architecture)
     origin = net.origin if net.origin is not None and net.origin.architecture == chosen else None
-    tensors, types = _tensors(net, params, chosen, origin, dtype)
+    given = {path: leaf for path, leaf in flatten(params).items() if hasattr(leaf, "shape")}
+    require_fit("net", given, {path: leaf.shape for path, leaf in flatten(net.shapes).items()})
+    if odd := sorted({leaf.dtype.name for leaf in given.values()} - STORED.keys()):
+        raise WeightsError(f"the parameters hold {odd[0]}; expected {', '.join(STORED)}")
+    # Views of all arrays by the names in the file, and the type to store of each.
+    layout = Layout(FAMILIES[chosen].rows(net.config), net.config)
+    stored = {} if origin is None else origin.types
+    known = layout.known(stored)
+    ours = reference_views({path: _on_host(leaf) for path, leaf in given.items()}, net.shapes)
+    theirs = layout.theirs(ours, None if origin is None else set(filter(None, known.values())))
+    spelled = {name: spelling for spelling, name in known.items() if name is not None}
+    tensors = {spelled.get(name, name): view for name, view in theirs.items()}
+    types = {name: STORED[dtype or view.dtype.name] for name, view in tensors.items()}
+    # As stored, unless the caller has chosen a type since.
+    keep = origin is not None and not origin.converted and origin.dtype == net.config.compute.parameter_dtype
+    if keep and dtype is None:
+        types = {name: stored.get(name, type_) for name, type_ in types.items()}
     config = _config_json(net, chosen, said, tensors, types, tokenizer)
     with explained(f"cannot write {out}: {WHY}; expected a place with room for it"), new_folder(out) as whole:
         write_tensors(whole, tensors, types, most)
@@ -260,29 +271,6 @@ def _settings(family: Family, config: TransformerConfig) -> Fields:
     return write_settings(family, replace(fresh, dropout=none))
 
 
-def _tensors(
-    net: AnyTransformer, params: Params, chosen: str, origin: Origin | None, dtype: StoredDtype | None
-) -> tuple[dict[str, View], dict[str, str]]:
-    """Returns views of all arrays by the names in the file, and the type to store of each."""
-    given = {path: leaf for path, leaf in flatten(params).items() if hasattr(leaf, "shape")}
-    require_fit("net", given, {path: leaf.shape for path, leaf in flatten(net.shapes).items()})
-    if odd := sorted({leaf.dtype.name for leaf in given.values()} - STORED.keys()):
-        raise WeightsError(f"the parameters hold {odd[0]}; expected {', '.join(STORED)}")
-    layout = Layout(FAMILIES[chosen].rows(net.config), net.config)
-    stored = {} if origin is None else origin.types
-    known = layout.known(stored)
-    ours = reference_views({path: _on_host(leaf) for path, leaf in given.items()}, net.shapes)
-    theirs = layout.theirs(ours, None if origin is None else set(filter(None, known.values())))
-    spelled = {name: spelling for spelling, name in known.items() if name is not None}
-    tensors = {spelled.get(name, name): view for name, view in theirs.items()}
-    # As stored, unless the caller has chosen a type since.
-    keep = origin is not None and not origin.converted and origin.dtype == net.config.compute.parameter_dtype
-    own = {name: STORED[view.dtype.name] for name, view in tensors.items()}
-    if dtype is not None:
-        return tensors, dict.fromkeys(tensors, STORED[dtype])
-    return tensors, {name: stored.get(name, type_) if keep else type_ for name, type_ in own.items()}
-
-
 def _config_json(
     net: AnyTransformer,
     chosen: str,
@@ -321,7 +309,7 @@ def _config_json(
     return config
 
 
-def _write_tokenizer(folder: Path, net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, int | None]:
+def _write_tokenizer(folder: Path, net: AnyTransformer, tokenizer: Tokenizer | None) -> Json:
     """Writes generation_config.json and the tokenizer, in the files that it came in if the net came with it.
 
     Returns the special ids of another tokenizer than that one, where they differ.
@@ -341,7 +329,7 @@ def _write_tokenizer(folder: Path, net: AnyTransformer, tokenizer: Tokenizer | N
     return changed
 
 
-def _special_ids(net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, int | None]:
+def _special_ids(net: AnyTransformer, tokenizer: Tokenizer | None) -> Json:
     """The ids of the tokenizer; the defaults of the class would be those of its first checkpoint."""
     if tokenizer is None:
         return {}
@@ -352,7 +340,7 @@ def _special_ids(net: AnyTransformer, tokenizer: Tokenizer | None) -> dict[str, 
     return _role_ids(tokenizer) | ({"decoder_start_token_id": tokenizer.start_id} if begins else {})
 
 
-def _role_ids(tokenizer: Tokenizer) -> dict[str, int | None]:
+def _role_ids(tokenizer: Tokenizer) -> Json:
     return {"bos_token_id": tokenizer.start_id, "eos_token_id": tokenizer.end_id, "pad_token_id": tokenizer.pad_id}
 
 
@@ -392,19 +380,15 @@ def write_tensors(folder: Path, tensors: Views, types: Mapping[str, str], most: 
     )
     for file, names in split.filename_to_tensors.items():
         # One shard at a time; without the format `transformers` refuses the file.
-        save_file(
-            {name: _converted(name, tensors[name], types[name]) for name in names}, folder / file, {"format": "pt"}
-        )
+        arrays = {}
+        for name in names:
+            array = np.asarray(tensors[name])
+            # Numbers too large for the type become infinite.
+            with np.errstate(over="ignore"):
+                found = arrays[name] = array.astype(TYPES[types[name]], copy=False)
+            if found.dtype != array.dtype and not np.isfinite(found).all() and np.isfinite(array).all():
+                raise InputError(f"{name} holds numbers that {types[name]} cannot; save with dtype='float32'")
+        save_file(arrays, folder / file, {"format": "pt"})
     if split.is_sharded:
         metadata = {"total_parameters": sum(counts.values()), **split.metadata}
         write_json(folder / INDEX, {"metadata": metadata, "weight_map": dict(sorted(split.tensor_to_filename.items()))})
-
-
-def _converted(name: str, view: View, type_: str) -> np.ndarray:
-    array = np.asarray(view)
-    # Numbers too large for the type become infinite.
-    with np.errstate(over="ignore"):
-        found = array.astype(TYPES[type_], copy=False)
-    if found.dtype != array.dtype and not np.isfinite(found).all() and np.isfinite(array).all():
-        raise InputError(f"{name} holds numbers that {type_} cannot; save with dtype='float32'")
-    return found

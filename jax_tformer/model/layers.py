@@ -14,7 +14,7 @@ from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jax_tformer.config import Activation, CapForm, LoraTarget, StackConfig, TransformerConfig
-from jax_tformer.lora import adapter
+from jax_tformer.lora import Adapter
 from jax_tformer.model.parameters import (
     ONES,
     ZEROS,
@@ -54,7 +54,8 @@ class Linear(nnx.Module):
         start = projection_start(config, math.prod(inputs), math.prod(outputs), scale)
         self.kernel = parameter(inputs + outputs, config, start)
         self.bias = parameter(outputs, config, ZEROS) if bias else None
-        self.lora = adapter(inputs, outputs, config, target)
+        lora = config.lora
+        self.lora = Adapter(inputs, outputs, config, lora) if lora is not None and lora.adapts(target) else None
         self.dtype = config.compute.dtype
         self.inputs = inputs
         self.outputs = outputs

@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 from jax_tformer.cache import Cache, empty_cache, place_tokens
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import require
-from jax_tformer.model.blocks import Captured, Masks, Stack
+from jax_tformer.model.blocks import Captured, Stack
 from jax_tformer.model.embedding import InputEmbedding, Table
 from jax_tformer.model.heads import Classifier, Head, Pooler
 from jax_tformer.model.masks import Mask, position_ids
@@ -18,7 +18,6 @@ from jax_tformer.model.parameters import (
     Marks,
     Memory,
     Numbers,
-    Positions,
     SourceIds,
     SourceMarks,
     SourceNumbers,
@@ -59,25 +58,11 @@ class SingleStack(nnx.Module):
         assert self.embedding.tokens is not None
         return self.embedding.tokens
 
-    def run(
-        self,
-        stack: Stack,
-        tokens: Ids,
-        positions: Positions,
-        seen: Masks,
-        types: Numbers,
-        dropout_key: DropoutKey,
-        cache: Cache | None,
-        capture: bool,
-    ) -> tuple[Outputs, Captured | None]:
-        """Returns logits, hidden states and the cache, and what the layers captured."""
-        x = self.embedding(tokens, positions, self.table, types, dropout_key)
-        x, captured, cache = stack(x, seen, positions, dropout_key=dropout_key, cache=cache, capture=capture)
-        return _outputs(self.head, x, self.table)._replace(cache=cache), captured
-
 
 class DecoderOnly(SingleStack):
     """logits = head(decoder(embedding(tokens))), causal, like GPT."""
+
+    new_cache = empty_cache
 
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
@@ -108,12 +93,9 @@ class DecoderOnly(SingleStack):
         """
         positions, cache = place_tokens(tokens, mask, segments, cache)
         seen = self.decoder.masks(tokens, mask, segments, prefix, cache)
-        outputs, captured = self.run(self.decoder, tokens, positions, seen, token_types, dropout_key, cache, capture)
-        return outputs._replace(decoder=captured)
-
-    def new_cache(self, batch: int, slots: int) -> Cache:
-        """Makes an empty cache for `batch` sequences of up to `slots` tokens, padding included."""
-        return empty_cache(self.decoder.config, self.decoder.stack, batch, slots)
+        x = self.embedding(tokens, positions, self.table, token_types, dropout_key)
+        x, captured, cache = self.decoder(x, seen, positions, dropout_key=dropout_key, cache=cache, capture=capture)
+        return _outputs(self.head, x, self.table)._replace(decoder=captured, cache=cache)
 
 
 class EncoderOnly(SingleStack):
@@ -139,7 +121,9 @@ class EncoderOnly(SingleStack):
         """Computes logits of tokens or classes, or hidden states; arguments are as in `DecoderOnly`."""
         positions = position_ids(tokens, mask, segments)
         seen = self.encoder.masks(tokens, mask, segments)
-        outputs, captured = self.run(self.encoder, tokens, positions, seen, token_types, dropout_key, None, capture)
+        x = self.embedding(tokens, positions, self.table, token_types, dropout_key)
+        x, captured, _ = self.encoder(x, seen, positions, dropout_key=dropout_key, capture=capture)
+        outputs = _outputs(self.head, x, self.table)
         pooled = None if self.pooler is None else self.pooler(outputs.hidden, dropout_key)
         if self.classifier is not None:
             classified = outputs.hidden if pooled is None else pooled
@@ -149,6 +133,8 @@ class EncoderOnly(SingleStack):
 
 class EncoderDecoder(nnx.Module):
     """logits = decode(target, encode(source)): "Attention is all you need" (Vaswani et al., 2017, section 3)."""
+
+    new_cache = empty_cache
 
     def __init__(self, config: TransformerConfig) -> None:
         assert config.encoder is not None
@@ -231,10 +217,6 @@ class EncoderDecoder(nnx.Module):
         x = self.target_embedding(target, positions, self.table, None, dropout_key)
         x, captured, cache = self.decoder(x, seen, positions, memory, memory_mask, dropout_key, cache, capture)
         return _outputs(self.head, x, self.table)._replace(decoder=captured, cache=cache)
-
-    def new_cache(self, batch: int, slots: int, source_slots: int) -> Cache:
-        """Makes an empty cache for `batch` targets of up to `slots` tokens, and sources of `source_slots`."""
-        return empty_cache(self.decoder.config, self.decoder.stack, batch, slots, source_slots)
 
 
 def _outputs(head: Head | None, x: Stream, table: Table) -> Outputs:

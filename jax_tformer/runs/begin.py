@@ -15,7 +15,7 @@ import json
 import math
 import shutil
 import time
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -29,7 +29,7 @@ from jax_tformer.config.experiment import ExperimentConfig, PairData, TokenizerC
 from jax_tformer.data.order import Batch
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
-from jax_tformer.files import Json, changed_fields, combined_hash, shortened, to_dict, user_path
+from jax_tformer.files import Changes, Json, changed_fields, combined_hash, shortened, user_path
 from jax_tformer.functional import Params
 from jax_tformer.hub.families import config_from_huggingface
 from jax_tformer.hub.folder import defaults_of, open_tensors, read_origin
@@ -75,9 +75,6 @@ _FALLING = (
     "the fall of the learning rate now ends there: from here on the schedule is another one, and the steps so far "
     "are not those of a run of this length"
 )
-
-Changes = dict[str, tuple[Any, Any]]
-"""Field -> (value before, value from now on)."""
 
 
 def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
@@ -192,7 +189,7 @@ def require_same_run(experiment: ExperimentConfig, tokenizer: Tokenizer, fingerp
         {
             "jax_tformer": __version__,
             "jax": jax.__version__,
-            "config": to_dict(experiment),
+            "config": asdict(experiment),
             "the tokenizer": combined_hash([tokenizer.as_json])[:8],
             "the data": fingerprint[:8],
             "a run to continue in the folder of --run": continues,
@@ -267,7 +264,7 @@ class Resumption:
     @cached_property
     def _unchanging(self) -> Json:
         # Read once, at the first save: by then the files exist, and are those that the session uses.
-        return {"fingerprint": self.fingerprint, "config": to_dict(self.experiment), **self.run.digests()}
+        return {"fingerprint": self.fingerprint, "config": asdict(self.experiment), **self.run.digests()}
 
     def improves(self, held_out_loss: float | None) -> bool:
         """Whether this held-out loss is below all that were saved, so that the state should be saved."""

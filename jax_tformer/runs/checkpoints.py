@@ -51,6 +51,8 @@ from jax_tformer.training.processes import active, ask_first, is_first
 Which = int | str | None
 """The number of a step; "best" by held-out loss; "average", which the newest may have; "last-N", the mean of the
 parameters of the newest N; or None, the newest."""
+Trees = Mapping[str, PyTree]
+"""Trees of arrays under names."""
 HELD_OUT_LOSS = "val_loss"
 """The entry of `extra` that is lowest for the best step."""
 CHECKSUM_FILE = "checksums.json"
@@ -120,12 +122,12 @@ class Checkpoints:
             self.drop()
         self._background.shutdown()
 
-    def save(self, step: int, state: Mapping[str, PyTree], extra: Json) -> None:
+    def save(self, step: int, state: Trees, extra: Json) -> None:
         """Calls `begin`, then `keep`."""
         self.begin(step, state, extra)
         self.keep()
 
-    def begin(self, step: int, state: Mapping[str, PyTree], extra: Json) -> None:
+    def begin(self, step: int, state: Trees, extra: Json) -> None:
         """Copies `state` off the devices and writes it in the background; `keep` makes it a finished step.
 
         `state` holds trees of arrays under names; it may be donated as soon as this returns. `extra` is JSON. An intact
@@ -197,7 +199,7 @@ class Checkpoints:
         # All processes save a better state, or none.
         return ask_first(lambda: min(self._losses(list_steps(self.folder)).values(), default=math.inf))
 
-    def restore(self, abstract: Mapping[str, PyTree]) -> Restored | None:
+    def restore(self, abstract: Trees) -> Restored | None:
         """Restores the newest intact step, as the function `restore` does.
 
         Raises InputError, too, if there is no step and `record` says that there was.
@@ -299,34 +301,31 @@ def load_parameters(folder: Path, abstract: PyTree, step: Which = None) -> Resto
     these are not of the shapes in `abstract`.
     """
     if str(step).startswith("last-"):
-        return _mean_of_last(folder, abstract, int(str(step).removeprefix("last-")))
+        count = int(str(step).removeprefix("last-"))
+        steps = ask_first(lambda: list_steps(folder))
+        require(
+            len(steps) >= count,
+            f"{step} is the mean of {count} checkpoints, and {folder} has {len(steps)}; expected as many: a run "
+            f"with --training.keep-checkpoints {count} keeps them",
+        )
+        total: PyTree = None
+        for each in steps[-count:]:
+            found = load_parameters(folder, abstract, each)
+            # In at least float32.
+            wide = jax.tree.map(lambda p: p.astype(accumulator(p.dtype)), found.state)
+            total = wide if total is None else jax.tree.map(jnp.add, total, wide)
+        told = f"the mean of the checkpoints of steps {', '.join(map(str, steps[-count:]))}"
+        mean = jax.tree.map(lambda x, p: (x / count).astype(p.dtype), total, abstract)
+        return found._replace(state=mean, skipped=(told,))
     name = "average" if step == "average" else "params"
     wide = jax.tree.map(lambda leaf: leaf.update(dtype=accumulator(leaf.dtype)), abstract)
-    found = restore(folder, {name: wide if name == "average" else abstract}, None if step == "average" else step)
-    if found is None:
+    loaded = restore(folder, {name: wide if name == "average" else abstract}, None if step == "average" else step)
+    if loaded is None:
         raise InputError(f"there is no checkpoint in {folder}; train first, or name a run folder that holds one")
-    return found._replace(state=jax.tree.map(lambda x, p: x.astype(p.dtype), found.state[name], abstract))
+    return loaded._replace(state=jax.tree.map(lambda x, p: x.astype(p.dtype), loaded.state[name], abstract))
 
 
-def _mean_of_last(folder: Path, abstract: PyTree, count: int) -> Restored:
-    """Loads the mean of the newest `count` checkpoints, summed in at least float32; all must be intact."""
-    steps = ask_first(lambda: list_steps(folder))
-    require(
-        len(steps) >= count,
-        f"last-{count} is the mean of {count} checkpoints, and {folder} has {len(steps)}; expected as many: a run "
-        f"with --training.keep-checkpoints {count} keeps them",
-    )
-    total: PyTree = None
-    for step in steps[-count:]:
-        found = load_parameters(folder, abstract, step)
-        wide = jax.tree.map(lambda p: p.astype(accumulator(p.dtype)), found.state)
-        total = wide if total is None else jax.tree.map(jnp.add, total, wide)
-    told = f"the mean of the checkpoints of steps {', '.join(map(str, steps[-count:]))}"
-    mean = jax.tree.map(lambda x, p: (x / count).astype(p.dtype), total, abstract)
-    return found._replace(state=mean, skipped=(told,))
-
-
-def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) -> Restored | None:
+def restore(folder: Path, abstract: Trees, step: Which = None) -> Restored | None:
     """Restores the newest intact step, the given one, or the best; returns None if there is none at all.
 
     `abstract` has a jax.ShapeDtypeStruct for every array; those without a sharding go to the first local device. Other
@@ -343,7 +342,18 @@ def restore(folder: Path, abstract: Mapping[str, PyTree], step: Which = None) ->
     names = [name for name in abstract if (path / name).is_dir()]
     try:
         extra = dict(read_json(path / _EXTRA_FILE))
-        _require_same_arrays(path, {name: ocp.metadata(path, name).metadata for name in names}, abstract)
+        there, here = (
+            {
+                jax.tree_util.keystr(place, simple=True, separator="."): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
+                for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
+            }
+            for tree in ({name: ocp.metadata(path, name).metadata for name in names}, abstract)
+        )
+        for name, (saved, expected) in changed_fields(there, here).items():
+            raise InputError(
+                f"the checkpoint {path} has {saved or 'nothing'} at {name}, and this configuration expects "
+                f"{expected or 'nothing'}; use the configuration it was made with, or another run folder"
+            )
         # Without a sharding Orbax would ask for the devices that the array was saved from, which may not exist here.
         local = jax.sharding.SingleDeviceSharding(jax.local_devices()[0])
         parts = {name: abstract[name] for name in names}
@@ -397,21 +407,6 @@ def _held_out_loss(step_folder: Path) -> float | None:
     except (OSError, ValueError, AttributeError):
         return -math.inf
     return loss if isinstance(loss, float) else None
-
-
-def _require_same_arrays(path: Path, saved: Mapping[str, PyTree], wanted: Mapping[str, PyTree]) -> None:
-    saved_arrays, wanted_arrays = (
-        {
-            jax.tree_util.keystr(place, simple=True, separator="."): f"{np.dtype(leaf.dtype)}{list(leaf.shape)}"
-            for place, leaf in jax.tree_util.tree_leaves_with_path(tree)
-        }
-        for tree in (saved, wanted)
-    )
-    for name, (there, here) in changed_fields(saved_arrays, wanted_arrays).items():
-        raise InputError(
-            f"the checkpoint {path} has {there or 'nothing'} at {name}, and this configuration expects "
-            f"{here or 'nothing'}; use the configuration it was made with, or another run folder"
-        )
 
 
 @cache

@@ -16,7 +16,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from jax.sharding import Mesh
-from jaxtyping import Array, Bool, PyTree
+from jaxtyping import Array, Bool
 from rich.console import Console
 from rich.markup import escape
 from rich.table import Table
@@ -33,20 +33,19 @@ from jax_tformer.decoding.texts import PromptReader, translation_scores
 from jax_tformer.files import batched, named_errors, write_json, write_text
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.lora import join_adapters, split_adapters
-from jax_tformer.model.parameters import DropoutKey, accumulator
+from jax_tformer.model.parameters import DropoutKey, accumulator, flatten
 from jax_tformer.runs.folder import RunFolder, load_trained
 from jax_tformer.runs.metrics import Row, format_figures, read_metrics
 from jax_tformer.startup import compiler_options
 from jax_tformer.terminal import __version__
 from jax_tformer.training.processes import ask_first
-from jax_tformer.training.sharding import name_of, place_batch, replicate, use_mesh_of
+from jax_tformer.training.sharding import place_batch, replicate, use_mesh_of
 from jax_tformer.training.step import (
     TrainState,
     average_of,
     batch_loss,
     count_right,
     dropout_keys,
-    evaluation_step,
     forward,
 )
 
@@ -75,7 +74,7 @@ class Evaluator:
 
     def __post_init__(self) -> None:
         options = compiler_options(self.net.config.compute.dtype)
-        self._loss = jax.jit(evaluation_step(self.net), compiler_options=options)
+        self._loss = jax.jit(partial(batch_loss, self.net), compiler_options=options)
         self._right = jax.jit(partial(count_right, self.net))
 
     def of_state(self, state: TrainState) -> Row:
@@ -199,17 +198,16 @@ def first_nan(compute: Callable[..., object], *given: object) -> str:
     return ""
 
 
-def _not_finite_in(tree: PyTree[Array]) -> str | None:
+def _not_finite_in(tree: Params) -> str | None:
     """Returns the name of the first array with a number that is not finite; checks each layer separately."""
 
-    def flags(path: tuple[Any, ...], leaf: Array) -> Bool[Array, " L"]:
-        layers = len(leaf) if "blocks" in (key.key for key in path) else 1
-        return jnp.isfinite(leaf).reshape(layers, -1).all(1)
+    def flags(tree: Params) -> dict[str, Bool[Array, " L"]]:
+        layers = {name: x if ".blocks." in name else x[None] for name, x in flatten(tree).items()}
+        return replicate({name: jnp.isfinite(x).reshape(len(x), -1).all(1) for name, x in layers.items()})
 
-    found = jax.device_get(jax.jit(lambda tree: replicate(jax.tree_util.tree_map_with_path(flags, tree)))(tree))
-    for path, finite in jax.tree_util.tree_leaves_with_path(found):
+    for name, finite in jax.device_get(jax.jit(flags)(tree)).items():
         if not finite.all():
-            return name_of(path).replace(".blocks.", f".blocks.{int(np.argmin(finite))}.")
+            return name.replace(".blocks.", f".blocks.{int(np.argmin(finite))}.")
     return None
 
 

@@ -11,7 +11,7 @@ import os
 import re
 import time
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import asdict, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Any, NamedTuple
@@ -34,7 +34,6 @@ from jax_tformer.files import (
     read_json,
     read_text,
     require_writable,
-    to_dict,
     user_path,
     value_in,
     write_json,
@@ -214,7 +213,7 @@ class RunFolder:
         line = json.dumps({"time": datetime.now(UTC).isoformat(timespec="seconds"), "experiment": name, **told})
         with named_errors(self.sessions), open(self.sessions, "a", encoding="utf-8") as stream:
             stream.write(line + "\n")
-        write_json(self.config, to_dict(experiment))
+        write_json(self.config, asdict(experiment))
 
     def create(self, experiment: ExperimentConfig, tokenizer: Tokenizer) -> None:
         """Makes the folder and writes the tokenizer, what the run begins with and, last, config.json, which makes it
@@ -228,7 +227,7 @@ class RunFolder:
 
                 self.origin.mkdir(exist_ok=True)
                 write_origin(self.origin, read_origin(user_path(experiment.init)))
-            write_json(self.config, to_dict(experiment))
+            write_json(self.config, asdict(experiment))
 
     def require_begun(self) -> None:
         """Raises InputError unless this process sees the run that the first process has created."""

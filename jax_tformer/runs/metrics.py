@@ -10,7 +10,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +25,7 @@ from rich.text import Text
 from jax_tformer.config.errors import WHY, TrainingFailed, explained, require
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.data.order import Batch
-from jax_tformer.files import not_regular, parse_json, shortened, sync, to_dict, write_text
+from jax_tformer.files import not_regular, parse_json, shortened, sync, write_text
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
@@ -71,7 +71,7 @@ class MetricsLog:
             import trackio
 
             # Goes on with the run of this name.
-            self._tracker = trackio.init(project=project, name=folder.path.name, config=to_dict(config), resume="allow")
+            self._tracker = trackio.init(project=project, name=folder.path.name, config=asdict(config), resume="allow")
 
     def write(self, row: Row) -> None:
         """Writes a row; sentences in place of figures go to metrics.jsonl only."""
@@ -318,14 +318,6 @@ class Spikes:
         return found
 
 
-def _norms(measured: dict[str, jax.Array]) -> Row:
-    """Names each layer's norm by its number."""
-    row: Row = {}
-    for name, x in jax.device_get(measured).items():
-        row |= {f"{name}.{layer}": float(of) for layer, of in enumerate(x)} if x.ndim else {name: float(x)}
-    return row
-
-
 @dataclass
 class Reporter:
     """Reports each step after the next one has been dispatched, so that the device never waits for the report."""
@@ -414,7 +406,9 @@ class Reporter:
             self._noise.append(jax.device_get(metrics.noise))
         if number % self.experiment.training.log_every == 0:
             rate = float(self._rate(number - 1))
-            row |= {"gradient_norm": float(metrics.gradient_norm), "learning_rate": rate} | _norms(metrics.norms)
+            row |= {"gradient_norm": float(metrics.gradient_norm), "learning_rate": rate}
+            for name, x in jax.device_get(metrics.norms).items():
+                row |= {f"{name}.{layer}": float(of) for layer, of in enumerate(x)} if x.ndim else {name: float(x)}
             row |= self.epochs(number)
             if self._noise:
                 signal, noise = map(float, np.mean(self._noise, axis=0))

@@ -255,6 +255,8 @@ def least(value: int | None) -> int | None:
 
 def require_device_each(devices: "list[jax.Device]", what: str) -> None:
     """Raises InputError if a process has none of `devices`, those of `what`."""
+    if count() == 1:
+        return
     idle = sorted(set(range(count())) - {device.process_index for device in devices})
     require(
         not idle,

@@ -63,9 +63,14 @@ def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
 
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     """The NamedSharding of every parameter; an axis that its mesh axis does not divide stays whole."""
-    return jax.tree_util.tree_map_with_path(
-        lambda path, leaf: NamedSharding(mesh, _partition(mesh, name_of(path), leaf.shape)), shapes
-    )
+
+    def place(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        splits = _splits(name_of(path), leaf.shape)
+        whole = (None,) * (len(leaf.shape) - len(splits))
+        named = (name if name and size % mesh.shape[name] == 0 else None for _, size, name in splits)
+        return NamedSharding(mesh, PartitionSpec(*whole, *named))
+
+    return jax.tree_util.tree_map_with_path(place, shapes)
 
 
 def on_mesh(mesh: Mesh | None, shapes: Params) -> Params:
@@ -185,12 +190,6 @@ def name_of(path: tuple[Any, ...]) -> str:
     """Returns the name of a parameter at `path` of their tree, or of one that holds such trees, as optimizers do."""
     keys = takewhile(lambda key: isinstance(key, jax.tree_util.DictKey), reversed(path))
     return ".".join(str(key.key) for key in [*keys][::-1])
-
-
-def _partition(mesh: Mesh, path: str, shape: Shape) -> PartitionSpec:
-    splits = _splits(path, shape)
-    whole = (None,) * (len(shape) - len(splits))
-    return PartitionSpec(*whole, *(name if name and size % mesh.shape[name] == 0 else None for _, size, name in splits))
 
 
 def _splits(path: str, shape: Shape) -> list[tuple[str, int, str | None]]:

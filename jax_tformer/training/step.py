@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Callable
-from functools import partial
 from typing import Any, NamedTuple
 
 import jax
@@ -239,11 +238,6 @@ def layer_norms(name: str, tree: Params) -> dict[str, Array]:
         axes = tuple(range(1 if layers else 0, x.ndim))
         squares[of] = squares.get(of, 0) + jnp.square(x.astype(accumulator(x.dtype))).sum(axes)
     return {of: jnp.sqrt(sums) for of, sums in squares.items()}
-
-
-def evaluation_step(net: AnyTransformer) -> Callable[[Params, Batch], tuple[Array, Array]]:
-    """Makes the function (params, batch) -> (summed loss in nats, labels that count), without dropout or additions."""
-    return partial(batch_loss, net)
 
 
 def count_right(net: AnyTransformer, params: Params, batch: Batch) -> tuple[Count, Count]:

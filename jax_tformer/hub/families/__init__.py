@@ -9,7 +9,7 @@ Every file of this folder that defines `FAMILIES` adds its classes; see docs/add
 
 import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
 from functools import lru_cache, partial
 from importlib import import_module
 from pkgutil import iter_modules
@@ -18,16 +18,16 @@ from typing import Any, NamedTuple
 import einops
 import jax
 import numpy as np
-from numpy.typing import ArrayLike
 
 from jax_tformer.config import Activation, StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.files import changed_fields, differences, from_dict, to_dict
+from jax_tformer.files import changed_fields, differences, from_dict
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import (
     Lazy,
     View,
     Views,
+    Weights,
     WeightsError,
     copy_array,
     listed,
@@ -44,7 +44,6 @@ Arrays = dict[str, np.ndarray]
 Settings = Mapping[str, object]
 Fields = dict[str, object]
 """The fields of a config.json, one that is there or one that is being made."""
-Weights = Mapping[str, ArrayLike] | Iterable[tuple[str, ArrayLike]]
 
 MATRIX = "(n o) i -> n o i"
 """The layout of nn.Linear and nn.Embedding, as in ours; n of our arrays make up one of theirs, mostly 1."""
@@ -190,6 +189,13 @@ class Family:
 
 ATTENTION = {"q_proj": "query", "k_proj": "key", "v_proj": "value", "out_proj": "output"}
 """What most families call the projections of attention."""
+LAYER = {
+    "self_attn_layer_norm": "self_attention_norm",
+    "fc1": "feedforward.up",
+    "fc2": "feedforward.down",
+    "final_layer_norm": "feedforward_norm",
+}
+"""What families from fairseq call the rest of a layer."""
 
 
 def canonical(config: TransformerConfig) -> TransformerConfig:
@@ -228,12 +234,25 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             f"{setting.theirs} is {layers} in the Hugging Face config; expected at most {_MOST_LAYERS}",
         )
     config = family.flatten(config)
-    _require_neutral(family, config)
-    flat = flatten(to_dict(family.template))
+    # Of what the family cannot express, only one value is supported.
+    neutral = {**NEUTRAL, **({} if family.template.decoder is None else NEUTRAL_IN_DECODERS)}
+    neutral |= {name: (None, only) for name, only in family.fixed.items()}
+    named = {setting.theirs for setting in family.settings}
+    for name, values in neutral.items():
+        given = config.get(name, values[0])
+        fits = name in named or all(one in values for one in (given if isinstance(given, list) else [given]))
+        require(fits, f"{name} is {given!r} in the Hugging Face config; only {values[-1]!r} is supported")
+    flat = flatten(asdict(family.template))
     for setting in family.settings:
         given = config.get(setting.theirs)
         if given is not None:
-            flat |= dict.fromkeys(setting.paths, _translated(setting, given))
+            if setting.values is not None:
+                known = [ours for theirs, ours in setting.values.items() if theirs == given]
+                allowed = ", ".join(map(repr, setting.values))
+                told = f"{setting.theirs} is {given!r} in the Hugging Face config; expected one of {allowed}"
+                require(known, told)
+                given = known[0]
+            flat |= dict.fromkeys(setting.paths, given)
         elif setting.nullable and setting.theirs in config:
             flat |= dict.fromkeys(setting.paths, None)
         elif setting.default is not None:
@@ -268,7 +287,7 @@ def write_settings(family: Family, config: TransformerConfig) -> Fields:
 
     Leaves out `config.compute`, which is not part of a model there.
     """
-    flat = flatten(to_dict(config))
+    flat = flatten(asdict(config))
     for side in ("encoder", "decoder"):
         stack = getattr(config, side)
         require(
@@ -293,25 +312,14 @@ def write_settings(family: Family, config: TransformerConfig) -> Fields:
     config = canonical(config)
     read = replace(family.adapted(read_settings(family, written), arrays), compute=config.compute)
     if read != config:
-        lost = "; ".join(differences(to_dict(read), to_dict(config)))
+        lost = "; ".join(differences(asdict(read), asdict(config)))
         raise CannotExpress(
             f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}",
             family.model_type,
-            changed_fields(to_dict(read), to_dict(config)),
+            changed_fields(asdict(read), asdict(config)),
         )
     Layout(rows, config)
     return written
-
-
-def _require_neutral(family: Family, config: Settings) -> None:
-    """Raises InputError if `config` has another value of what the family cannot express."""
-    neutral = {**NEUTRAL, **({} if family.template.decoder is None else NEUTRAL_IN_DECODERS)}
-    neutral |= {name: (None, only) for name, only in family.fixed.items()}
-    read = {setting.theirs for setting in family.settings}
-    for name, values in neutral.items():
-        given = config.get(name, values[0])
-        if name not in read and any(one not in values for one in (given if isinstance(given, list) else [given])):
-            raise InputError(f"{name} is {given!r} in the Hugging Face config; only {values[-1]!r} is supported")
 
 
 def _renamed(family: Family, config: Settings) -> Settings:
@@ -328,16 +336,6 @@ def _renamed(family: Family, config: Settings) -> Settings:
         if value is None and synonym in config:
             renamed[name] = other
     return renamed
-
-
-def _translated(setting: Setting, given: object) -> object:
-    if setting.values is None:
-        return given
-    for theirs, ours in setting.values.items():
-        if theirs == given:
-            return ours
-    allowed = ", ".join(map(repr, setting.values))
-    raise InputError(f"{setting.theirs} is {given!r} in the Hugging Face config; expected one of {allowed}")
 
 
 class Place(NamedTuple):

@@ -10,12 +10,11 @@ from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
 from jax_tformer.hub.families import (
     ACTIVATIONS,
     ATTENTION,
+    LAYER,
     Family,
-    Fields,
     Row,
     Rows,
     Setting,
-    Settings,
     modules,
     named,
 )
@@ -79,14 +78,6 @@ FIXED = {
 """`pad_token_id` is not read, as with BERT, nor are the other ids, which only their `generate` uses."""
 
 
-_LAYER = {
-    "self_attn_layer_norm": "self_attention_norm",
-    "fc1": "feedforward.up",
-    "fc2": "feedforward.down",
-    "final_layer_norm": "feedforward_norm",
-}
-
-
 def _stack(side: str, embedding: str) -> Rows:
     theirs = f"model.{side}."
     layer = f"model.{side}.layers.*."
@@ -94,7 +85,7 @@ def _stack(side: str, embedding: str) -> Rows:
     return (
         *modules({"embed_positions": "positions", "layernorm_embedding": "norm"}, theirs, f"{embedding}."),
         *modules(ATTENTION, f"{layer}self_attn.", f"{ours}self_attention."),
-        *modules(_LAYER, layer, ours),
+        *modules(LAYER, layer, ours),
         # The format of fairseq, which older versions saved.
         Row(f"{theirs}version", None),
     )
@@ -136,21 +127,6 @@ def rows(config: TransformerConfig) -> Rows:
     )
 
 
-def _bare(config: TransformerConfig) -> Rows:
-    """Returns the rows of a BartModel; a tied head without a bias has no arrays."""
-    return tuple(row._replace(theirs=row.theirs.removeprefix("model.")) for row in _stacks(config))
-
-
-def _find_head(config: Settings) -> Fields:
-    """Says that tied tables serve as a head; untied, AutoModelForSeq2SeqLM would draw one."""
-    return {**config, "head": "none" if config.get("tie_word_embeddings") is False else "linear"}
-
-
-def _leave_head(written: Settings) -> Fields:
-    """Inverts `_find_head`."""
-    return {name: value for name, value in written.items() if name != "head"}
-
-
 _FAMILY = Family(model_type="bart", template=LARGE, settings=SETTINGS, rows=rows, synonyms=SYNONYMS, fixed=FIXED)
 FAMILIES = {
     "BartForConditionalGeneration": _FAMILY,
@@ -158,8 +134,10 @@ FAMILIES = {
         _FAMILY,
         template=replace(LARGE, head_bias=False),
         settings=(*SETTINGS, Setting("head", "head")),
-        rows=_bare,
-        flatten=_find_head,
-        nest=_leave_head,
+        # A tied head without a bias has no arrays.
+        rows=lambda config: tuple(row._replace(theirs=row.theirs.removeprefix("model.")) for row in _stacks(config)),
+        # Tied tables serve as a head; untied, AutoModelForSeq2SeqLM would draw one.
+        flatten=lambda config: {**config, "head": "none" if config.get("tie_word_embeddings") is False else "linear"},
+        nest=lambda written: {name: value for name, value in written.items() if name != "head"},
     ),
 }

@@ -81,11 +81,16 @@ _LAYER = {
 }
 
 
-def encoder(prefix: str = "") -> Rows:
-    """Returns the rows of embedding and encoder, which RoBERTa shares."""
+def encoder(
+    prefix: str = "",
+    embedding: Mapping[str, str] = _EMBEDDING,
+    layers: str = "encoder",
+    names: Mapping[str, str] = _LAYER,
+) -> Rows:
+    """Returns the rows of embedding and encoder, which RoBERTa shares, and DistilBERT with other names."""
     return (
-        *modules(_EMBEDDING, f"{prefix}embeddings.", "embedding."),
-        *modules(_LAYER, f"{prefix}encoder.layer.*.", "encoder.blocks.*."),
+        *modules(embedding, f"{prefix}embeddings.", "embedding."),
+        *modules(names, f"{prefix}{layers}.layer.*.", "encoder.blocks.*."),
         # 0, 1, 2 ..., which older versions saved.
         Row(f"{prefix}embeddings.position_ids", None),
     )

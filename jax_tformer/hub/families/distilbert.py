@@ -41,12 +41,7 @@ _LAYER = {
 
 
 def _encoder(prefix: str = "") -> Rows:
-    return (
-        *modules(_EMBEDDING, f"{prefix}embeddings.", "embedding."),
-        *modules(_LAYER, f"{prefix}transformer.layer.*.", "encoder.blocks.*."),
-        # 0, 1, 2 ..., which older versions saved.
-        Row(f"{prefix}embeddings.position_ids", None),
-    )
+    return bert.encoder(prefix, _EMBEDDING, "transformer", _LAYER)
 
 
 def _masked(config: TransformerConfig) -> Rows:

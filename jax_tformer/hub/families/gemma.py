@@ -1,11 +1,12 @@
 """The tables of Gemma 1 to 3 (Gemma Team, 2024; 2024; 2025), `transformers.GemmaForCausalLM` and so on."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from jax_tformer.config import RotaryConfig, TransformerConfig
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Rows, Setting, Settings, layer_types, llama, rope
+from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Setting, Settings, layer_types, llama, rope
 from jax_tformer.hub.families.layer_types import FULL, WINDOWED
 
 _GEMMA = TransformerConfig(
@@ -77,10 +78,6 @@ _NORMS = {
 _LOCAL = "rope_local_base_freq"
 
 
-def _rows(config: TransformerConfig) -> Rows:
-    return llama.rows(config, _NORMS)
-
-
 def _flatten2(config: Settings) -> Fields:
     config = rope.flatten(config)
     return layer_types.flatten(config, _window(config), _STACK.num_layers, lambda layer: layer % 2 == 0)
@@ -137,7 +134,7 @@ _FAMILY2 = Family(
     model_type="gemma2",
     template=_GEMMA2,
     settings=(*_SETTINGS, Setting("attn_logit_softcapping", "decoder.score_cap", nullable=True)),
-    rows=_rows,
+    rows=partial(llama.rows, norms=_NORMS),
     fixed=_FIXED,
     flatten=_flatten2,
     nest=_nest2,

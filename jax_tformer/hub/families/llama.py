@@ -1,25 +1,22 @@
 """The tables of Llama 2 and 3 (Touvron et al., 2023; Dubey et al., 2024), `transformers.LlamaForCausalLM`."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 
-from jax_tformer.config import StackConfig, TransformerConfig
+from jax_tformer.config import TransformerConfig
+from jax_tformer.config.presets import NO_BIASES
 from jax_tformer.hub.families import ACTIVATIONS, BIASES, Family, Row, Rows, Setting, head, modules, named, rope
 
-STACK = StackConfig(
+STACK = replace(
+    NO_BIASES,
     num_layers=32,
     num_heads=32,
     feedforward_width=11008,
-    query_bias=False,
-    key_bias=False,
-    value_bias=False,
-    output_bias=False,
-    feedforward_bias=False,
     activation="silu",
     gated=True,
     norm="rmsnorm",
     norm_placement="pre",
     norm_eps=1e-6,
-    norm_bias=False,
     final_norm=True,
     positions="rotary",
     max_positions=2048,
@@ -55,11 +52,12 @@ ATTENTION = {
 }
 NORMS = {"input_layernorm": "self_attention_norm", "post_attention_layernorm": "feedforward_norm"}
 """Their norms of a layer -> ours."""
+MLP = {f"mlp.{name}_proj": f"feedforward.{name}" for name in ("gate", "up", "down")}
 
 
-def rows(config: TransformerConfig, norms: Mapping[str, str] = NORMS) -> Rows:
-    """Returns the rows of a LlamaForCausalLM, or of a descendant with other `norms`."""
-    names = {**ATTENTION, **norms, **{f"mlp.{name}_proj": f"feedforward.{name}" for name in ("gate", "up", "down")}}
+def rows(config: TransformerConfig, norms: Mapping[str, str] = NORMS, mlp: Mapping[str, str] = MLP) -> Rows:
+    """Returns the rows of a LlamaForCausalLM, or of a descendant with other `norms`, or another `mlp`."""
+    names = {**ATTENTION, **norms, **mlp}
     if config.output_stack.query_key_norm:
         names |= {"self_attn.q_norm": "self_attention.query_norm", "self_attn.k_norm": "self_attention.key_norm"}
     return (

@@ -6,6 +6,7 @@ from jax_tformer.hub.families import (
     ACTIVATIONS,
     ATTENTION,
     BIASES,
+    LAYER,
     Family,
     Fields,
     Rows,
@@ -75,19 +76,13 @@ def _nest(written: Settings) -> Fields:
 def _rows(config: TransformerConfig) -> Rows:
     layer = "model.decoder.layers.*."
     ours = "decoder.blocks.*."
-    names = {
-        "self_attn_layer_norm": "self_attention_norm",
-        "fc1": "feedforward.up",
-        "fc2": "feedforward.down",
-        "final_layer_norm": "feedforward_norm",
-    }
     outside = {"embed_tokens": "embedding.tokens", "embed_positions": "embedding.positions"}
     if config.output_stack.final_norm:
         outside["final_layer_norm"] = "decoder.final_norm"
     return (
         *modules(outside, "model.decoder."),
         *modules(ATTENTION, f"{layer}self_attn.", f"{ours}self_attention."),
-        *modules(names, layer, ours),
+        *modules(LAYER, layer, ours),
         head("lm_head.weight", config),
     )
 

@@ -1,19 +1,10 @@
 """The tables of StarCoder2 (Lozhkov et al., 2024), `transformers.Starcoder2ForCausalLM`."""
 
 from dataclasses import replace
+from functools import partial
 
 from jax_tformer.config import StackConfig, TransformerConfig
-from jax_tformer.hub.families import ACTIVATIONS, BIASES, Rows, Setting, head, llama, modules, named
-
-
-def _rows(config: TransformerConfig) -> Rows:
-    names = {**llama.ATTENTION, **llama.NORMS, "mlp.c_fc": "feedforward.up", "mlp.c_proj": "feedforward.down"}
-    return (
-        *modules({"embed_tokens": "embedding.tokens", "norm": "decoder.final_norm"}, "model."),
-        *modules(names, "model.layers.*.", "decoder.blocks.*."),
-        head("lm_head.weight", config),
-    )
-
+from jax_tformer.hub.families import ACTIVATIONS, BIASES, Setting, llama, named
 
 FAMILIES = {
     "Starcoder2ForCausalLM": replace(
@@ -49,6 +40,6 @@ FAMILIES = {
                 embedding_dropout="dropout.embedding",
             ),
         ),
-        rows=_rows,
+        rows=partial(llama.rows, mlp={"mlp.c_fc": "feedforward.up", "mlp.c_proj": "feedforward.down"}),
     )
 }

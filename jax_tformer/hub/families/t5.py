@@ -2,24 +2,20 @@
 
 from dataclasses import replace
 
-from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config import DropoutConfig, TransformerConfig
 from jax_tformer.config.errors import require
+from jax_tformer.config.presets import NO_BIASES
 from jax_tformer.hub.families import ACTIVATIONS, Family, Fields, Row, Rows, Setting, Settings, modules, named
 from jax_tformer.hub.names import Views, same_bytes
 
-_STACK = StackConfig(
+_STACK = replace(
+    NO_BIASES,
     num_layers=6,
     num_heads=8,
     head_width=64,
     feedforward_width=2048,
     attention_scale="none",
-    query_bias=False,
-    key_bias=False,
-    value_bias=False,
-    output_bias=False,
-    feedforward_bias=False,
     norm="rmsnorm",
-    norm_bias=False,
     norm_placement="pre",
     norm_eps=1e-6,
     final_norm=True,

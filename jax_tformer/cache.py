@@ -1,12 +1,13 @@
 """What a decoder keeps between tokens: an argument of the forward pass, and part of its result."""
 
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
+from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import require
 from jax_tformer.model.masks import position_ids
 from jax_tformer.model.parameters import Count, Ids, KeyHeads, Marks, Numbers, Positions, dtype_of
@@ -77,13 +78,10 @@ class Cache(NamedTuple):
         return positions, self._replace(is_token=is_token, filled=used + length)
 
 
-def empty_cache(model: Any, batch: int, slots: int, source_slots: int | None = None) -> Cache:
-    """Makes an empty cache for `batch` sequences of up to `slots` tokens, padding included.
-
-    That of an encoder-decoder has `source_slots` for the encoder's output.
-    """
-    config = model.decoder.config
-    stack = model.decoder.stack
+def empty_cache(
+    config: TransformerConfig, stack: StackConfig, batch: int, slots: int, source_slots: int | None = None
+) -> Cache:
+    """Makes a cache for `slots` tokens of `batch` sequences, and for an encoder's output of `source_slots`."""
     rows = batch * (stack.key_value_heads or stack.num_heads)
     width = config.head_width(stack)
     dtype = dtype_of(config.compute.dtype)

@@ -1,26 +1,34 @@
 """The functional interface of the models: a pure pair of init and apply, with a signature for each kind of model."""
 
-from collections.abc import Callable
-from functools import wraps
-from inspect import Parameter, signature
-from operator import attrgetter, itemgetter
-from typing import Any, Concatenate, Generic, ParamSpec, TypeVar
+from typing import Any, Generic, TypeVar
 
 import jax
 from flax import nnx
-from jaxtyping import Array
+from jaxtyping import Array, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError, require
 from jax_tformer.model.masks import require_mask
-from jax_tformer.model.parameters import Declared, RandomKey, draw, flatten, name_sites, unflatten
+from jax_tformer.model.parameters import (
+    Declared,
+    DropoutKey,
+    Ids,
+    Marks,
+    Numbers,
+    RandomKey,
+    SourceIds,
+    SourceMarks,
+    SourceNumbers,
+    draw,
+    flatten,
+    name_sites,
+    unflatten,
+)
 from jax_tformer.model.transformer import DecoderOnly, EncoderDecoder, EncoderOnly
 
 Params = dict[str, Any]
 """A plain nested dict of arrays; layers of a stack share one array with a leading L axis."""
 Model = TypeVar("Model", DecoderOnly, EncoderOnly, EncoderDecoder)
-Inputs = ParamSpec("Inputs")
-Result = TypeVar("Result")
 
 
 class Transformer(Generic[Model]):
@@ -76,61 +84,111 @@ class Transformer(Generic[Model]):
     def _init(self, key: RandomKey) -> Params:
         return unflatten(draw(key, self._declared))
 
-
-def _with_params(
-    call: Callable[Concatenate[Any, Inputs], Result], take: Callable[[Result], Array]
-) -> Callable[Concatenate[Any, Params, Inputs], Array]:
-    """Makes a method of `Transformer` of one of its modules: it gets the parameters first, and takes what it returns.
-
-    Raises InputError for a mask without the shape of its tokens.
-    """
-    arguments = signature(call)
-
-    @wraps(call)
-    def method(net: Transformer[Any], params: Params, /, *inputs: Inputs.args, **options: Inputs.kwargs) -> Array:
+    def _bind(self, params: Params, ids: Array, **marks: Array | None) -> Model:
+        """Binds parameters with stacked layers; `marks` must have the shape of `ids`, and None is left out."""
         require(
             not any(isinstance(leaf, tuple) for leaf in flatten(params).values()),
             "the parameters have layers apart, for generate and stream; expected those of init",
         )
-        given = arguments.bind(net, *inputs, **options).arguments
-        for name, mark in given.items():
-            side, _, what = name.rpartition("_")
-            if what in ("mask", "segments", "prefix"):
-                ids: Any = given.get(side or "tokens", given.get("memory"))
-                require_mask(name, mark, ids.shape[:2])
-        return take(call(net.bind(params), *inputs, **options))
-
-    first, *others = arguments.parameters.values()
-    parameters = [
-        first.replace(kind=Parameter.POSITIONAL_ONLY),
-        Parameter("params", Parameter.POSITIONAL_ONLY, annotation=Params),
-        *others,
-    ]
-    method.__signature__ = arguments.replace(parameters=parameters, return_annotation=Array)  # type: ignore[attr-defined]
-    return method
+        for name, mark in marks.items():
+            require_mask(name, mark, ids.shape[:2])
+        return self.bind(params)
 
 
 class DecoderOnlyTransformer(Transformer[DecoderOnly]):
     """A decoder-only language model, like GPT."""
 
     kind = DecoderOnly
-    apply = _with_params(DecoderOnly.__call__, attrgetter("logits"))
+
+    def apply(
+        self,
+        params: Params,
+        tokens: Ids,
+        *,
+        mask: Marks = None,
+        token_types: Numbers = None,
+        segments: Numbers = None,
+        prefix: Marks = None,
+        dropout_key: DropoutKey = None,
+    ) -> Float[Array, "B T V"]:
+        """Computes logits of the token after each of `tokens`; see `DecoderOnly.__call__`."""
+        model = self._bind(params, tokens, mask=mask, segments=segments, prefix=prefix)
+        outputs = model(
+            tokens, mask=mask, token_types=token_types, segments=segments, prefix=prefix, dropout_key=dropout_key
+        )
+        return outputs.logits
 
 
 class EncoderOnlyTransformer(Transformer[EncoderOnly]):
     """An encoder, like BERT."""
 
     kind = EncoderOnly
-    apply = _with_params(EncoderOnly.__call__, attrgetter("logits"))
+
+    def apply(
+        self,
+        params: Params,
+        tokens: Ids,
+        *,
+        mask: Marks = None,
+        token_types: Numbers = None,
+        segments: Numbers = None,
+        dropout_key: DropoutKey = None,
+    ) -> Float[Array, "B ... V"]:
+        """Computes logits of tokens or classes, or hidden states; see `EncoderOnly.__call__`."""
+        model = self._bind(params, tokens, mask=mask, segments=segments)
+        return model(tokens, mask=mask, token_types=token_types, segments=segments, dropout_key=dropout_key).logits
 
 
 class EncoderDecoderTransformer(Transformer[EncoderDecoder]):
     """The encoder-decoder of "Attention is all you need"."""
 
     kind = EncoderDecoder
-    apply = _with_params(EncoderDecoder.__call__, attrgetter("logits"))
-    encode = _with_params(EncoderDecoder.encode, itemgetter(0))
-    decode = _with_params(EncoderDecoder.decode, attrgetter("logits"))
+
+    def apply(
+        self,
+        params: Params,
+        source: SourceIds,
+        target: Ids,
+        *,
+        source_mask: SourceMarks = None,
+        target_mask: Marks = None,
+        source_segments: SourceNumbers = None,
+        target_segments: Numbers = None,
+        dropout_key: DropoutKey = None,
+    ) -> Float[Array, "B T V"]:
+        """Computes logits of the token after each of `target`; see `EncoderDecoder.__call__`."""
+        memory = self.encode(params, source, source_mask, source_segments, dropout_key)
+        marks = source_mask, target_mask, source_segments, target_segments
+        return self.decode(params, target, memory, *marks, dropout_key)
+
+    def encode(
+        self,
+        params: Params,
+        source: SourceIds,
+        source_mask: SourceMarks = None,
+        source_segments: SourceNumbers = None,
+        dropout_key: DropoutKey = None,
+    ) -> Float[Array, "B S D"]:
+        """Returns the memory that `decode` attends to."""
+        model = self._bind(params, source, source_mask=source_mask, source_segments=source_segments)
+        return model.encode(source, source_mask, source_segments, dropout_key)[0]
+
+    def decode(
+        self,
+        params: Params,
+        target: Ids,
+        memory: Float[Array, "B S D"],
+        source_mask: SourceMarks = None,
+        target_mask: Marks = None,
+        source_segments: SourceNumbers = None,
+        target_segments: Numbers = None,
+        dropout_key: DropoutKey = None,
+    ) -> Float[Array, "B T V"]:
+        """Computes logits of the token after each of `target` from `memory`, the encoded source."""
+        self._bind(params, memory, source_mask=source_mask, source_segments=source_segments)
+        model = self._bind(params, target, target_mask=target_mask, target_segments=target_segments)
+        marks = source_mask, target_mask, source_segments, target_segments
+        return model.decode(target, memory, *marks, dropout_key).logits
 
 
 DecoderTransformer = DecoderOnlyTransformer | EncoderDecoderTransformer
@@ -163,16 +221,18 @@ def short_summary(config: TransformerConfig, shapes: Params) -> str:
 
 def parameter_table(shapes: Params) -> str:
     """Lists each parameter with its shape, number and bytes, and then the sums of each part and of all."""
-    named = {**flatten(shapes), **(shapes if len(shapes) > 1 else {}), "all": shapes}
-    width = max(map(len, named))
-    lines = [f"{'parameter':<{width}}  {'shape':<20}  {'number':>15}  {'bytes':>17}"]
-    for name, tree in named.items():
-        leaves = jax.tree.leaves(tree)
-        shape = "" if isinstance(tree, dict) else str(list(tree.shape))
-        number = sum(leaf.size for leaf in leaves)
-        size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
-        lines.append(f"{name:<{width}}  {shape:<20}  {number:>15,}  {size:>17,}")
-    return "\n".join(lines)
+    rows = [("parameter", "shape", "number", "bytes")]
+    parts = shapes if len(shapes) > 1 else {}
+    for name, leaf in flatten(shapes).items():
+        rows.append((name, str(list(leaf.shape)), *_sizes(leaf)))
+    rows.append(("", "", "", ""))
+    rows += [(name, "", *_sizes(tree)) for name, tree in {**parts, "all": shapes}.items()]
+    widths = [max(len(row[column]) for row in rows) for column in range(4)]
+    lines = (
+        f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {number:>{widths[2]}}  {size:>{widths[3]}}"
+        for name, shape, number, size in rows
+    )
+    return "\n".join(line.rstrip() for line in lines)
 
 
 def _stack(config: TransformerConfig, stack: StackConfig) -> str:
@@ -184,3 +244,9 @@ def _stack(config: TransformerConfig, stack: StackConfig) -> str:
         f"{stack.num_layers} layers of {config.d_model:,}, {stack.num_heads} heads of "
         f"{config.head_width(stack)}{groups}, {inner}, {stack.norm_placement}-{stack.norm}, {positions}"
     )
+
+
+def _sizes(tree: Params | jax.ShapeDtypeStruct) -> tuple[str, str]:
+    leaves = jax.tree.leaves(tree)
+    size = sum(leaf.size * leaf.dtype.itemsize for leaf in leaves)
+    return f"{sum(leaf.size for leaf in leaves):,}", f"{size:,}"

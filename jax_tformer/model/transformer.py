@@ -62,8 +62,6 @@ class SingleStack(nnx.Module):
 class DecoderOnly(SingleStack):
     """logits = head(decoder(embedding(tokens))), causal, like GPT."""
 
-    new_cache = empty_cache
-
     def __init__(self, config: TransformerConfig) -> None:
         super().__init__(config)
         assert config.decoder is not None
@@ -96,6 +94,10 @@ class DecoderOnly(SingleStack):
         x = self.embedding(tokens, positions, self.table, token_types, dropout_key)
         x, captured, cache = self.decoder(x, seen, positions, dropout_key=dropout_key, cache=cache, capture=capture)
         return _outputs(self.head, x, self.table)._replace(decoder=captured, cache=cache)
+
+    def new_cache(self, batch: int, slots: int) -> Cache:
+        """Makes an empty cache for `batch` sequences of up to `slots` tokens, padding included."""
+        return empty_cache(self.decoder.config, self.decoder.stack, batch, slots)
 
 
 class EncoderOnly(SingleStack):
@@ -133,8 +135,6 @@ class EncoderOnly(SingleStack):
 
 class EncoderDecoder(nnx.Module):
     """logits = decode(target, encode(source)): "Attention is all you need" (Vaswani et al., 2017, section 3)."""
-
-    new_cache = empty_cache
 
     def __init__(self, config: TransformerConfig) -> None:
         assert config.encoder is not None
@@ -217,6 +217,10 @@ class EncoderDecoder(nnx.Module):
         x = self.target_embedding(target, positions, self.table, None, dropout_key)
         x, captured, cache = self.decoder(x, seen, positions, memory, memory_mask, dropout_key, cache, capture)
         return _outputs(self.head, x, self.table)._replace(decoder=captured, cache=cache)
+
+    def new_cache(self, batch: int, slots: int, source_slots: int) -> Cache:
+        """Makes an empty cache for `batch` targets of up to `slots` tokens, and sources of `source_slots`."""
+        return empty_cache(self.decoder.config, self.decoder.stack, batch, slots, source_slots)
 
 
 def _outputs(head: Head | None, x: Stream, table: Table) -> Outputs:

@@ -60,7 +60,7 @@ def _trained():
         loss = total / training.counted(batch["labels"]).clamp(min=1)
         return loss, {"loss": loss}
 
-    bridge = Bridge(ours, theirs, pair.module, into=pair.into, back=pair.back, dtype="float64")
+    bridge = Bridge(ours, theirs, pair.module, into=pair.into, back=pair.back, dtype="float64", holds=pair.holds)
     bridge.params = pair.params
     return bridge
 

@@ -1,5 +1,6 @@
 """One model in both frameworks, with the same weights, run on the same batch."""
 
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
@@ -10,7 +11,7 @@ from torch.nn import functional as F
 
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.functional import Params, transformer
-from jax_tformer.hub.names import from_reference, to_reference
+from jax_tformer.hub.names import from_reference, slots, to_reference
 from jax_tformer.model.parameters import accumulator
 from jax_tformer.startup import FLOAT64, fusion_emitters
 from jax_tformer.training.step import forward
@@ -60,6 +61,9 @@ class Pair(Bridge):
         self.config = config.with_dtype(dtype)
         self.net = transformer(self.config)
         self.key = None if dropout_seed is None else jax.random.key(dropout_seed)
+        holds = defaultdict[str, list[str]](list)
+        for name, slot in slots(self.net.shapes).items():
+            holds[slot.path].append(name)
         super().__init__(
             self._ours,
             self._theirs,
@@ -67,6 +71,7 @@ class Pair(Bridge):
             into=lambda weights: from_reference(weights, self.net.shapes),
             back=to_reference,
             dtype=dtype,
+            holds=holds,
             compiler_options=parity_options(dtype, optimised=optimised),
         )
         self.load(weights)

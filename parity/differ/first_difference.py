@@ -112,7 +112,7 @@ class FollowedPair:
 
         large = wide and _is_large(module)
         made = partial(self.params, _widened if wide and not large else lambda leaf: leaf)
-        back, holds = (None, None) if mapping is None else (mapping.back, mapping.ours_to_theirs)
+        back, holds = (None, {}) if mapping is None else (mapping.back, mapping.ours_to_theirs)
         held = dict if mapping is None else mapping.held
         more: dict[str, Any] = {"holds": holds, "held": held, "wide": wide, "accepted": accepted}
         more["large"] = module if large else None
@@ -231,6 +231,7 @@ def difference_of(
             lambda: bridge.params,
             batch,
             bridge.back,
+            holds=bridge.holds,
         )
         found = located(sides, backward=True, name=name)
         return found if found or optimizer is None else stepped(sides, bridge.into, optimizer, name)

@@ -19,7 +19,7 @@ from parity.differ.weights import inverted
 from parity.gates.measure import ParityError
 from parity.gates.pair import Tensors, to_torch
 from parity.gates.projection import double
-from parity.gates.weight_map import paths
+from parity.gates.pytrees import paths, replaced
 from parity.islands import Float64
 
 Outputs = Mapping[str, Any]
@@ -43,7 +43,7 @@ class Sides:
         inputs: Tensors,
         back: Callable[[Any], Tensors] | None,
         *,
-        holds: Mapping[str, Sequence[str]] | None = None,
+        holds: Mapping[str, Sequence[str]] = {},
         held: Callable[[Tensors], Tensors] = dict,
         wide: bool = True,
         accepted: Accepted | None = None,
@@ -71,47 +71,17 @@ class Sides:
         parameters = dict((large or module()).named_parameters())
         self.trained = [name for name, p in parameters.items() if p.requires_grad]
         self.frozen = parameters.keys() - set(self.trained)
-        self._shapes, self._rest, self._tree, self.names = self._structure()
-        self.held_by = self._tagged() if holds is None else inverted(holds)
-        """Name of the module's weight -> (path of ours, its row where layers are stacked, else None), by `back`."""
-
-    def _structure(self) -> tuple[dict[int, tuple[int, ...]], dict[int, Any], Any, list[str]]:
-        """Of our parameters: shapes by place, what is no array by place, the tree, and the arrays' paths."""
-        params = self._params()
-        leaves, tree = jax.tree.flatten(params)
-        shapes = {n: tuple(leaf.shape) for n, leaf in enumerate(leaves) if is_array(leaf)}
-        rest = {n: leaf for n, leaf in enumerate(leaves) if n not in shapes}
-        return shapes, rest, tree, [path for n, path in enumerate(paths(params)) if n in shapes]
+        given = params()
+        self._shapes = {path: tuple(leaf.shape) for path, leaf in paths(given).items() if is_array(leaf)}
+        self.names = [*self._shapes]
+        self._rest = jax.tree.map(lambda leaf: 0.0 if is_array(leaf) else leaf, given)
+        """The tree of our parameters, without its arrays."""
+        self.held_by = inverted(holds)
 
     def params(self, arrays: Sequence[Any], *, whole: bool = True) -> Any:
         """The tree of our parameters, holding `arrays` in the place of its own; what is no array only if `whole`."""
-        held: dict[int, Any] = dict(zip(self._shapes, arrays, strict=True)) | (self._rest if whole else {})
-        return self._tree.unflatten([held.get(n) for n in range(self._tree.num_leaves)])
-
-    def _tagged(self) -> dict[str, list[tuple[str, int | None]]]:
-        if self.back is None:
-            return {}
-        # Numbers that say of which leaf and row they are find their way through any mapping.
-        tags = []
-        shapes = list(self._shapes.values())
-        for n, shape in enumerate(shapes, 1):
-            rows = n + np.arange(1, (shape or (1,))[0] + 1) / 2.0**20
-            tags.append(np.array(np.broadcast_to(rows.reshape(shape[:1] + (1,) * (len(shape) - 1)), shape)))
-        try:
-            named = self.back(self.params(tags))
-        except (ParityError, ValueError, TypeError, KeyError):
-            return {}
-        found: dict[str, list[tuple[str, int | None]]] = {}
-        for name, array in named.items():
-            leaves = np.unique(np.floor(array)).astype(int)
-            found[name] = []
-            for leaf in leaves:
-                rows = np.unique(array[np.floor(array) == leaf])
-                row = round((float(rows[0]) - leaf) * 2**20) - 1 if len(rows) == 1 else None
-                whole = shapes[leaf - 1]
-                one = row is None or len(whole) < 2 or whole[0] == 1
-                found[name].append((self.names[leaf - 1], None if one else row))
-        return found
+        held = dict(zip(self.names, arrays, strict=True))
+        return replaced(self._rest, held if whole else dict.fromkeys(paths(self._rest)) | held)
 
     def arrays(self, backward: bool = False) -> list[Any]:
         """Our parameters that are arrays, in the types in which they are run, or as they are if that takes too much."""
@@ -242,7 +212,7 @@ class Sides:
         """Ours by the module's names, zero where none arrived. They are taken out of the arrays of `ours`."""
         assert self.back is not None
         arrays: list[Any] = []
-        for name, shape in zip(self.names, self._shapes.values(), strict=True):
+        for name, shape in self._shapes.items():
             number = ours.outputs.get(GRADIENT + name)
             arrays.append(np.zeros(shape) if number is None else ours.arrays.pop(number))
         return self.back(self.params(arrays))

@@ -1,7 +1,7 @@
 """A pair: a function in JAX and a module in PyTorch that hold the same weights, run forward and backward."""
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Literal
 
@@ -37,6 +37,8 @@ class Bridge:
     """The reverse, of parameters and of gradients."""
     dtype: Any
     """By name or as NumPy's; NumPy's when it has been made."""
+    holds: Mapping[str, Sequence[str]] = field(default_factory=dict)
+    """Path of each of our parameters -> the module's weights in it, layer by layer."""
     compiler_options: dict[str, Any] | None = None
     """XLA's; by default those of `exact_options`."""
 

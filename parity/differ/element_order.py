@@ -92,19 +92,19 @@ def order(ours: np.ndarray, theirs: np.ndarray) -> Order:
     return "same" if _by_digits(_places(ours, theirs), ours.shape) else "other"
 
 
-def exchanged_axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, int] | None:
-    """Two axes of one size that have to be exchanged, where both arrays are of one shape; None where none have to."""
+def exchanged_axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, ...]:
+    """Two axes of one size that have to be exchanged, where both arrays are of one shape; none where none have to."""
     close = _CLOSE * float(np.abs(finite(ours)).max(initial=0.0) + 1e-300)
 
     def same(array: np.ndarray) -> bool:
         return float(np.abs(finite(ours) - finite(array)).max(initial=0.0)) <= close
 
     if ours.shape != theirs.shape or ours.size > _LARGEST or same(theirs):
-        return None
+        return ()
     for i, j in combinations(range(ours.ndim), 2):
         if ours.shape[i] == ours.shape[j] > 1 and same(np.swapaxes(theirs, i, j)):
             return i, j
-    return None
+    return ()
 
 
 def _places(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

@@ -1,7 +1,6 @@
 """Whether what two places read is in one order; else where the order was lost before them."""
 
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
@@ -35,17 +34,12 @@ def origin_of_order(first: Start, second: Start) -> Origin:
         for j in [j for j in ours.equal.get(i, ()) if j in second.agreed][:1]:
             state = _order(ours, theirs, i, j)
             checked |= state == "same"
-            here, there = ours.array(i), theirs.array(j)
-            if here is None or there is None:
-                continue
-            if state == "same" and exchanged_axes(here, there) is not None:
-                return _exchange(ours, theirs, *_back(ours, theirs, i, j, _exchanged))
-            if state == "other":
-                return _walk(ours, theirs, i, j)
+            if state in ("exchanged", "other"):
+                return _walk(ours, theirs, i, j, state)
     for i in first.row.inputs if checked else ():
         for j in [] if ours.rows[i].data else [j for j in ours.equal.get(i, ()) if j in second.row.inputs][:1]:
             if _order(ours, theirs, i, j) == "other":
-                return _walk(ours, theirs, i, j)
+                return _walk(ours, theirs, i, j, "other")
     return Origin(None, checked)
 
 
@@ -100,60 +94,48 @@ def _is_in_order(ours: Values, theirs: Values, number: int) -> bool:
 
 
 def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
+    """What `order` says of two values; "exchanged" where it is the same but for two axes of one size."""
     here, there = ours.array(i), theirs.array(j)
     if here is None or there is None:
         return "unknown"
     state = order(here, there)
+    if state == "same" and exchanged_axes(here, there):
+        return "exchanged"
     # A table repeats some of its numbers, so that not every order shows; whole parts of it do.
     constant = not ours.rows[i].data and len(np.unique(here)) > 2
     return "other" if state == "unknown" and constant and swapped_blocks(here, there) else state
 
 
-def _exchange(ours: Values, theirs: Values, i: int, j: int) -> Origin:
-    """Where axes are exchanged first: checked where the line does it to the one thing that it reads, because two
-    operands of a product may be exchanged themselves, as their weights are."""
-    axes, checked = _exchanged(ours, theirs, i, j), False
+def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
+    """Back to the first two values that are in such a `state`, each made of what is not.
+
+    An exchange is checked where the line does it to the one thing that it reads, because two operands of a product may
+    be exchanged themselves, as their weights are.
+    """
+    for _ in range(_STEPS):
+        before = _mixed_before(ours, theirs, i, j, state)
+        if before is None:
+            break
+        i, j = before
+    here, there = ours.arrays[i], theirs.arrays[j]
+    if state == "other":
+        return Origin((i, j), True, swapped_blocks(here, there) or "")
+    axes, checked = exchanged_axes(here, there), False
     if len(ours.rows[i].inputs) == 1 and ours.leaf(i) is None:
         [k] = ours.rows[i].inputs
         equals = [m for m in ours.equal.get(k, ()) if ours.rows[k].shape == theirs.rows[m].shape]
         checked = any(distance(ours.array(k), theirs.array(m)) <= NEARLY for m in equals)
-    return Origin((i, j), checked, f"axes {axes[0]} and {axes[1]} are exchanged" if axes else "")
+    return Origin((i, j), checked, f"axes {' and '.join(map(str, axes))} are exchanged")
 
 
-def _exchanged(ours: Values, theirs: Values, i: int, j: int) -> tuple[int, int] | None:
-    here, there = ours.array(i), theirs.array(j)
-    return None if here is None or there is None else exchanged_axes(here, there)
-
-
-def _is_other(ours: Values, theirs: Values, i: int, j: int) -> bool:
-    return _order(ours, theirs, i, j) == "other"
-
-
-def _walk(ours: Values, theirs: Values, i: int, j: int) -> Origin:
-    i, j = _back(ours, theirs, i, j, _is_other)
-    here, there = ours.array(i), theirs.array(j)
-    said = swapped_blocks(here, there) if here is not None and there is not None else None
-    return Origin((i, j), True, said or "")
-
-
-def _back(ours: Values, theirs: Values, i: int, j: int, moved: Callable[..., Any]) -> tuple[int, int]:
-    """The first two values on the way to these that are `moved`, each made of what is not."""
-    for _ in range(_STEPS):
-        before = _mixed_before(ours, theirs, i, j, moved)
-        if before is None:
-            break
-        i, j = before
-    return i, j
-
-
-def _mixed_before(ours: Values, theirs: Values, i: int, j: int, moved: Callable[..., Any]) -> tuple[int, int] | None:
-    """An input of ours whose equal among their inputs, near or far, is in another order."""
+def _mixed_before(ours: Values, theirs: Values, i: int, j: int, state: str) -> tuple[int, int] | None:
+    """An input of ours whose equal among their inputs, near or far, is in such a state."""
     table = not ours.rows[i].data
     behind = [j] * table + _behind(theirs, j)
     for k in [i] * table + _behind(ours, i):
         for m in ours.equal.get(k, ()):
             # A table may be copied on one side alone, to the shape of what it is added to.
-            if m in behind and (k, m) != (i, j) and moved(ours, theirs, k, m):
+            if m in behind and (k, m) != (i, j) and _order(ours, theirs, k, m) == state:
                 return k, m
     return None
 

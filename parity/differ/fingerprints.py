@@ -4,7 +4,7 @@ Two arrays of one fingerprint hold the same numbers: transposed, reshaped, split
 two frameworks in float64 agree to about 1e-13 here, different ones differ by far more than `BAR`.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
 from typing import Any
 
@@ -104,20 +104,16 @@ class Index:
         near = self.order[low:high]
         return sorted(self.numbers[near[np.abs(self.rows[near] - features).max(1) < bar]].tolist()) if len(near) else []
 
-    def multiples(self, features: np.ndarray, among: Iterable[int], bar: float = BAR) -> list[tuple[int, float]]:
-        """(value, factor) of those `among` that are a multiple: the features are `factor` times theirs."""
-        found = []
-        mirrored = np.concatenate([-features[[0]], features[[1]], -features[[2]], features[[3]], -features[[5, 4]]])
-        for number in among:
-            place = np.searchsorted(self.numbers, number)
-            if place == len(self.numbers) or self.numbers[place] != number:
-                continue
-            row = self.rows[place]
-            for sign, shape in ((1.0, features[:6]), (-1.0, mirrored)):
-                if np.abs(row[:6] - shape).max() < bar and row[7] == features[7]:
-                    found.append((int(number), sign * float(np.exp(features[6] - row[6]))))
-                    break
-        return found
+
+def times(features: np.ndarray | None, others: np.ndarray | None) -> float | None:
+    """The factor by which the values of the one are those of the other; None where there is none."""
+    if features is None or others is None or features[7] != others[7]:
+        return None
+    mirrored = np.concatenate([-features[[0]], features[[1]], -features[[2]], features[[3]], -features[[5, 4]]])
+    for sign, shape in ((1.0, features[:6]), (-1.0, mirrored)):
+        if np.abs(others[:6] - shape).max() < BAR:
+            return sign * float(np.exp(features[6] - others[6]))
+    return None
 
 
 def sketch(array: np.ndarray) -> np.ndarray:

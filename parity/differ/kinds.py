@@ -11,10 +11,10 @@ from itertools import product
 import numpy as np
 
 from parity.differ.activations import activation
-from parity.differ.alignment import Start, shared, sizes_around
+from parity.differ.alignment import Start, sizes_around
 from parity.differ.answer import called
 from parity.differ.element_order import in_our_layout, layouts
-from parity.differ.fingerprints import BAR, finite
+from parity.differ.fingerprints import BAR, finite, times
 from parity.differ.substitution import Experiments
 from parity.differ.values import Value, Values
 
@@ -28,7 +28,6 @@ def kind(ours: Start, theirs: Start) -> str | None:
         _factor,
         _mask,
         _zero_rows,
-        _literals,
     )
     return next((said for finder in finders if (said := finder(ours, theirs)) is not None), None)
 
@@ -130,17 +129,17 @@ def _goes_on_without(ours: Values, theirs: Values, number: int, factor: float) -
 
 def _factor(ours: Start, theirs: Start) -> str | None:
     """Ours is theirs times one number."""
-    index = theirs.values.index(theirs.near)
     found: list[float] = []
     begins = False
     for i in ours.near:
         row = ours.values.rows[i]
-        if row.features is not None and math.prod(row.shape) >= 16:
-            # The last of theirs: either side may scale in several steps.
-            for j, factor in index.multiples(row.features, theirs.near)[-1:]:
+        # The last of theirs: either side may scale in several steps.
+        for j in theirs.near[::-1] if math.prod(row.shape) >= 16 else ():
+            if (factor := times(row.features, theirs.values.rows[j].features)) is not None:
                 found.append(factor)
                 last = i
                 begins |= i == ours.number or j == theirs.number
+                break
     if not begins or abs(found[-1] - 1) <= BAR:
         return None
     values, forward = ours.values, not ours.row.backward
@@ -165,12 +164,3 @@ def _zero_rows(ours: Start, theirs: Start) -> str | None:
         return None
     row = int(np.flatnonzero(alone)[0])
     return f"row {row} is zero in {'ours' if empty[row] else 'theirs'} only, all else agrees"
-
-
-def _literals(ours: Start, theirs: Start) -> str | None:
-    """The same operation on the same values, with another number that stands in the program."""
-    here, there = ([x for x in side.row.literals if abs(x) < 1e30] for side in (ours, theirs))
-    names = {re.sub(r"^(aten|prims)\.|_$", "", side.row.operation) for side in (ours, theirs)}
-    if len(here) == len(there) == 1 and here != there and len(names) == 1 and shared(ours, theirs):
-        return f"another number stands in the program: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
-    return None

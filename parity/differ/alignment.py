@@ -34,7 +34,8 @@ class Start:
     agreed: tuple[int, ...]
     """The inputs that have an equal, through values that say nothing."""
     constants: tuple[int, ...]
-    """Where inputs without an equal begin that depend on no weight and no floating input: a mask, a table."""
+    """What has no equal before it and depends on no weight and no floating input: a mask, a table, and what they are
+    made of; the first one first."""
 
     @property
     def row(self) -> Value:
@@ -177,32 +178,19 @@ def _agreed(values: Values, number: int, region: Collection[int]) -> tuple[int, 
 
 
 def _constants(values: Values, number: int, region: Collection[int]) -> tuple[int, ...]:
-    """The first constants without an equal on the way to a value."""
+    """The constants without an equal on the way to a value, the first one first."""
     seen, todo, found = set(), [number], []
     while todo:
         i = todo.pop()
         for k in values.rows[i].inputs if i not in seen else ():
             row = values.rows[k]
             constant = k not in region and not row.data and k not in values.equal
-            if constant and row.features is not None and not _unequal_before(values, k):
+            if constant and row.features is not None:
                 found.append(k)
             if constant or k in region:
                 todo.append(k)
         seen.add(i)
     return tuple(sorted(found))
-
-
-def _unequal_before(values: Values, number: int) -> bool:
-    """Whether a constant without an equal is made from another one without."""
-    todo = list(values.rows[number].inputs)
-    while todo:
-        i = todo.pop()
-        row = values.rows[i]
-        if row.features is None:
-            todo += row.inputs
-        elif i not in values.equal:
-            return True
-    return False
 
 
 def anchors(start: Start) -> list[int]:

@@ -23,7 +23,7 @@ from parity.differ.optimizer_step import Optimizer, stepped
 from parity.differ.torch_values import Widening, evaluating
 from parity.differ.traced_sides import Sides, in_double, is_array
 from parity.differ.weights import wrong_weights
-from parity.gates.measure import FLOAT64_BAR, ParityError
+from parity.gates.measure import FLOAT64_BAR, ParityError, failure, reason_of
 from parity.gates.pair import Bridge, Tensors, to_torch
 from parity.gates.projection import Inputs, common_outputs, double, named_outputs, projection
 from parity.gates.torch_side import tensors_of
@@ -201,7 +201,7 @@ def followed(look: Callable[[], _Found]) -> _Found:
     except ParityError:
         raise
     except Exception as error:
-        raise ParityError(f"a side could not be followed step by step ({_reason(error)})") from error
+        raise ParityError(f"a side could not be followed step by step ({reason_of(error)})") from error
 
 
 def _with_loss(run: Callable[..., dict[str, Any]], names: Mapping[str, str]) -> Any:
@@ -242,7 +242,9 @@ def _copy(module: nn.Module) -> nn.Module:
     try:
         return deepcopy(module).double().eval()
     except (RuntimeError, ValueError, NotImplementedError) as error:
-        raise ParityError(f"theirs cannot be copied in float64 ({_reason(error)}); expected a plain module") from error
+        raise ParityError(
+            f"theirs cannot be copied in float64 ({reason_of(error)}); expected a plain module"
+        ) from error
 
 
 def _outputs(
@@ -271,9 +273,5 @@ def _outputs(
     except ParityError:
         raise
     except Exception as error:
-        raise ParityError(f"{side} failed ({_reason(error)}) on {shown}inputs {shapes}") from error
+        raise failure(side, error, f"{shown}inputs {shapes}") from error
     return here, there
-
-
-def _reason(error: Exception) -> str:
-    return f"{type(error).__name__}: {str(error).splitlines()[0] if str(error) else ''}"

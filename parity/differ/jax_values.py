@@ -16,7 +16,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from parity.differ.values import NOWHERE, STACK, Kind, Place, Step, Value, Values
+from parity.differ.values import NOWHERE, STACK, Kind, Place, Step, Value, Values, is_narrow
+from parity.gates.pytrees import is_key
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
 """Primitives that are nothing but the program inside; it is run in their place."""
@@ -161,6 +162,7 @@ class _Run:
             make, arrays = _made, list(map(_wide, arrays))
         made = make(eqn, arrays)
         literals = [known.array if known.number is None else None for known in ins]
+        numbers = tuple(float(np.asarray(x)) for x in literals if x is not None and np.size(x) == 1)
         backward = self._backward(eqn)
         inputs = tuple(known.number for known in ins if known.number is not None)
         outputs = []
@@ -171,9 +173,7 @@ class _Run:
                 inputs,
                 place=place,
                 layer=self._layer,
-                literals=tuple(
-                    _number(known.array) for known in ins if known.number is None and np.size(known.array) == 1
-                ),
+                literals=numbers,
                 backward=backward,
                 forward=self._forward_of(eqn, place, inputs) if backward else None,
             )
@@ -215,7 +215,7 @@ class _Run:
         wholes: list[Any] = [variable.aval for variable in eqn.outvars[state:]]
         types = [np.dtype(np.float64) if self._widen is not None and is_narrow(x.dtype) else x.dtype for x in wholes]
         made: list[Any] = [
-            [None] * length if _is_key(x) else np.empty(x.shape, dtype) for x, dtype in zip(wholes, types, strict=True)
+            [None] * length if is_key(x) else np.empty(x.shape, dtype) for x, dtype in zip(wholes, types, strict=True)
         ]
         rows: list[list[int]] = [[] for _ in made]
         turns = range(length)[:: -1 if backwards else 1]
@@ -244,7 +244,7 @@ class _Run:
 
     def _row(self, known: Known, i: int) -> Known:
         # NumPy's row of an array is no copy.
-        array = (known.array if _is_key(known.array) else np.asarray(known.array))[i]
+        array = (known.array if is_key(known.array) else np.asarray(known.array))[i]
         if known.number is None:
             return Known(array, None)
         before = self.values.rows[known.number]
@@ -317,7 +317,7 @@ def _made(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
     JAX would compile each of these for each shape.
     """
     name = eqn.primitive.name
-    if name in _MOVES and len(arrays) == 1 and not _is_key(arrays[0]):
+    if name in _MOVES and len(arrays) == 1 and not is_key(arrays[0]):
         return [_MOVES[name](np.asarray(arrays[0]), eqn.params)]
     if name in _ROUNDED_ONCE and all(_type(array) in ("float64", "float", "bool") for array in arrays):
         with np.errstate(all="ignore"):
@@ -369,11 +369,6 @@ def _made_in_float64(eqn: JaxprEqn, arrays: Sequence[Any]) -> Sequence[Any]:
         for array, variable in zip(wide, eqn.invars, strict=True)
     ]
     return list(map(_wide, _made(eqn, own)))
-
-
-def is_narrow(dtype: Any) -> bool:
-    """Whether a type is floating, with fewer digits than float64."""
-    return "float" in str(dtype) and "64" not in str(dtype)
 
 
 def unrounded(number: Any, dtype: Any, source: str = "") -> np.float64:
@@ -494,12 +489,3 @@ def _type(array: Any) -> str:
 
 def _axes(variable: Any) -> int:
     return variable.aval.ndim
-
-
-def _is_key(array: Any) -> bool:
-    """Whether these are keys of random numbers."""
-    return hasattr(array, "dtype") and bool(jnp.issubdtype(array.dtype, jax.dtypes.extended))
-
-
-def _number(literal: Any) -> float:
-    return float(np.asarray(literal))

@@ -46,7 +46,7 @@ def _constants_added(ours: Start, theirs: Start) -> str | None:
     """The same sum with another constant: an eps."""
     for i, j in product(ours.near, theirs.near):
         mine, their = ours.values.rows[i], theirs.values.rows[j]
-        if not (_is(mine, "add") and _is(their, "add")):
+        if not all(re.fullmatch(r"(aten\.)?add_?(_any)?", row.operation) for row in (mine, their)):
             continue
         here, there = _added(ours.values, mine), _added(theirs.values, their)
         if len(here) == len(there) == 1 and here != there and ours.values.equals(mine.inputs) & set(their.inputs):
@@ -59,10 +59,6 @@ def _added(values: Values, row: Value) -> list[float]:
     before = map(values.rows.__getitem__, row.inputs)
     numbers = [value.largest for value in before if not value.data and math.prod(value.shape) == 1]
     return [x for x in (*row.literals, *numbers) if x]
-
-
-def _is(row: Value, *names: str) -> bool:
-    return bool(re.fullmatch(rf"(aten\.|prims\.)?({'|'.join(names)})_?(_any)?", row.operation))
 
 
 def _mask(ours: Start, theirs: Start) -> str | None:

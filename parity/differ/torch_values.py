@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from parity.differ.fingerprints import as_numpy
-from parity.differ.values import Place, Value, Values
+from parity.differ.values import Place, Value, Values, is_narrow
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _HERE = f"{Path(__file__).parents[1]}/"
@@ -137,7 +137,7 @@ def widened_call(
     """What `call` of an operation returns if it computes in float64; `widen` does it to a tensor of fewer digits."""
 
     def wide(leaf: Any) -> Any:
-        return widen(leaf) if isinstance(leaf, torch.Tensor) and _is_narrow(leaf) else leaf
+        return widen(leaf) if isinstance(leaf, torch.Tensor) and is_narrow(leaf.dtype) else leaf
 
     if func.is_view or func._schema.is_mutable or func in _CASTS:
         return call(func, args, kwargs)
@@ -290,7 +290,7 @@ class Recorder(TorchDispatchMode):
             if given is not None and (tensor.numel() < 2 or 0 not in tensor.stride()):
                 tensor.copy_(torch.from_numpy(given))
             number = self.values.add(row, tensor)
-            if _is_narrow(tensor) and not any(map(_is_narrow, tensors)):
+            if is_narrow(tensor.dtype) and not any(is_narrow(read.dtype) for read in tensors):
                 self.values.note_island(number, tensor, "site-packages/" not in place.file)
             if func._schema.is_mutable:
                 storage = tensor.untyped_storage().data_ptr()
@@ -320,10 +320,6 @@ def _made_again(
     args, kwargs = tree_unflatten([next(given) if leaf is _TENSOR else leaf for leaf in leaves], structure)
     with torch.no_grad():
         return tree_leaves(func(*args, **kwargs))[output].numpy()
-
-
-def _is_narrow(tensor: torch.Tensor) -> bool:
-    return tensor.is_floating_point() and tensor.dtype != torch.float64
 
 
 def _key(tensor: torch.Tensor) -> Key:

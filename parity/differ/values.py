@@ -329,6 +329,11 @@ class Values:
         return self.rows[leaf].name if leaf is not None and self.rows[leaf].kind == "parameter" else None
 
 
+def is_narrow(dtype: Any) -> bool:
+    """Whether a type is floating, with fewer digits than float64."""
+    return "float" in str(dtype) and "64" not in str(dtype)
+
+
 def _same(row: Value, other: Value) -> bool:
     if row.features is None or other.features is None:
         return False

@@ -91,8 +91,12 @@ def incomparable(name: str, ours: np.ndarray, theirs: np.ndarray) -> str:
 
 def failure(side: str, error: Exception, given: str) -> ParityError:
     """To be raised where a side fails on what it was given: in one line."""
-    reason, *_ = f"{type(error).__name__}: {error}".splitlines()
-    return ParityError(f"{side} failed ({reason}) on {given}")
+    return ParityError(f"{side} failed ({reason_of(error)}) on {given}")
+
+
+def reason_of(error: Exception) -> str:
+    """What failed, in one line."""
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def relative_error(ours: np.ndarray, theirs: np.ndarray, scale: float | None = None) -> float:

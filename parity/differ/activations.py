@@ -64,14 +64,9 @@ def meet_the_same(ours: Values, i: int, theirs: Values, j: int) -> bool:
 
 def _met(values: Values, number: int) -> set[int]:
     """What the first operations that read a value read besides; nothing where it is returned."""
-    same, found = {number}, set()
-    for i in range(number, len(values.rows)):
-        row = values.rows[i]
-        if same & set(row.inputs) and not row.backward:
-            if values.copies(i):
-                same.add(i)
-            else:
-                found |= {k for k in row.inputs if k not in same and values.rows[k].data}
-                if not set(row.inputs) - same:
-                    found.add(i)
+    found = set()
+    for k in values.used(number):
+        if not values.rows[k].backward:
+            others = [i for i in values.rows[k].inputs if values.copied(i) != values.copied(number)]
+            found |= {i for i in others if values.rows[i].data} if others else {k}
     return found

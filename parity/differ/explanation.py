@@ -301,8 +301,7 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
     said, sure = None, stage != "backward"
     if not sure:
         said = f"{values.side} hands a gradient back here, {other.side} does not"
-        met = [] if row.forward is None else values.equal.get(row.forward, [])
-        met = met or [j for i in anchors(start) for j in values.equal[i]]
+        met = [j for i in anchors(start) for j in values.equal[i]]
     site = None
     if met:
         around = _around(other, met)
@@ -314,7 +313,7 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
             if not around.isdisjoint((k, i))
             and (other.rows[i].kind == "parameter" or not handed.isdisjoint(other.equal.get(i, ())))
         ]
-        site = other.site((cut or _operations(other, met))[0])
+        site = other.site(cut[0]) if cut else other.made(met[0])
         if cut:
             said = f"{said}: it is detached"
         elif _hands_back(other, around, row.shape):
@@ -388,12 +387,6 @@ def _unscaled(values: Values, number: int) -> int:
             break
         [number] = before
     return number
-
-
-def _operations(values: Values, numbers: Sequence[int]) -> list[int]:
-    """Those that are operations; of weights and inputs the operations that read them."""
-    found = [i for i in numbers if values.rows[i].kind == "operation"]
-    return found or [k for k, row in enumerate(values.rows) if set(row.inputs) & set(numbers)] or list(numbers)
 
 
 def _hands_back(values: Values, forward: Collection[int], shape: tuple[int, ...]) -> bool:

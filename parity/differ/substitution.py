@@ -14,10 +14,10 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parity.differ.alignment import REACH, Start, sizes_around
+from parity.differ.alignment import REACH, Start, sizes_around, splits
 from parity.differ.answer import called
-from parity.differ.element_order import layouts, with_axes_as, without_copies
-from parity.differ.fingerprints import Index, fingerprint
+from parity.differ.element_order import distance, layouts, with_axes_as, without_copies
+from parity.differ.fingerprints import BAR, Index, fingerprint
 from parity.differ.row_sets import is_whole
 from parity.differ.values import Site, Value, Values, short
 
@@ -424,9 +424,9 @@ def _tables(values: Values, starts: Sequence[Start]) -> list[int]:
 
 def _origin(experiments: Experiments, i: int, j: int) -> tuple[int, int, bool]:
     """Where two tables begin to differ: back from both, as long as what the one was made of, in the place of what the
-    other was made of, mends all behind it, and behind a part of a table; and whether both were made of what agrees. A
-    step that one side takes alone may be the difference; formulas that each side arranges in its own way have none in
-    common."""
+    other was made of, mends all behind it, and behind a part of a table that has the right one nowhere; and whether
+    that line is made of what agrees. A step that one side takes alone may be the difference; formulas that each side
+    arranges in its own way have none in common."""
     values, other = experiments.values, experiments.other
     told_of, together = (i, j), True
     while True:
@@ -438,10 +438,11 @@ def _origin(experiments: Experiments, i: int, j: int) -> tuple[int, int, bool]:
             alone = (k == i and not other.copies(j)) or (m == j and not values.copies(i))
             together = (k != i and m != j) or (together and not alone)
             i, j = mended
-        elif values.copies(i) and here:
+        elif values.copies(i) and here and not _has_part(values.array(here[0]), other.rows[j].features):
             i = here[0]
         else:
-            return *told_of, together or j in values.equals(here)
+            same = together or j in values.equals(here)
+            return *told_of, same and _is_made_of_what_agrees(experiments, i)
         # A function that is called where the other side has one line is told of by the call.
         calls = len(values.rows[i].place.chain) > len(values.rows[told_of[0]].place.chain)
         if not calls or other.rows[j].place[:2] != other.rows[told_of[1]].place[:2]:
@@ -454,6 +455,32 @@ def _behind(values: Values, number: int) -> list[int]:
     for _ in range(_BACK):
         found += [k for i in found for k in values.rows[i].inputs if k not in found]
     return [k for k in dict.fromkeys(found[1:]) if values.rows[k].features is not None]
+
+
+def _is_made_of_what_agrees(experiments: Experiments, number: int) -> bool:
+    """Whether the line of a table reads nothing but what it was given and tables that agree, number by number: those of
+    two numbers have equals by chance."""
+    rows, equal = experiments.values.rows, experiments.values.equal
+
+    def agrees(k: int) -> bool:
+        arrays = [(experiments.values.array(k), experiments.other.array(m)) for m in equal.get(k, ())]
+        known = [(without_copies(x), without_copies(y)) for x, y in arrays if x is not None and y is not None]
+        return any(distance(x, y) < BAR for x, y in known)
+
+    todo = [number]
+    for i in todo:
+        differing = [k for k in rows[i].inputs if rows[k].features is not None and not agrees(k)]
+        if any(rows[k].place.file and rows[k].place[:2] != rows[number].place[:2] for k in differing):
+            return False
+        todo += [k for k in differing if k not in todo]
+    return True
+
+
+def _has_part(table: np.ndarray | None, features: Any) -> bool:
+    """Whether a table has such a part, as far as that is known."""
+    parts = splits(table) if table is not None else ()
+    found = [fingerprint(part, depends_on_data=False)[0] for each in parts for part in each]
+    return table is None or bool(Index(found).equals(features))
 
 
 def _other_axes(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:

@@ -375,3 +375,19 @@ def test_scaling_at_another_place_is_not_what_is_wrong_with_scores():
     module = Module(forward, **dict.fromkeys(names, lambda: nn.Linear(4, 4, bias=False)))
     found = first_difference(ours, module, {name: f"{name}.weight" for name in names}, [NUMBERS], backward=False)
     assert found.kind == "ours applies abs here, theirs goes on as without it"
+
+
+def test_another_number_that_stands_in_the_program_is_told():
+    def forward(self, x):
+        z = self.linear(x)
+        y = torch.sigmoid(z - 0.25)
+        return z * y
+
+    def ours(p, x):
+        z = x @ p["kernel"] + p["bias"]
+        y = jax.nn.sigmoid(z - 0.5)
+        return z * y
+
+    found = asked(ours, Module(forward, linear=linear))
+    assert found.kind == "another number stands in the program: 0.5 in ours, 0.25 in theirs"
+    assert ("0.5" in found.ours.source, "0.25" in found.theirs.source) == (True, True)

@@ -81,6 +81,10 @@ def adapted(tmp_path_factory):
             write("0/checksums.json", '{"files": {}}'),
             "frozen is not the one that the checkpoint of step 2 was made with; put it back",
         ),
+        (
+            lambda frozen: (frozen / "0").rename(frozen / "1"),
+            "frozen is not the one that the checkpoint of step 2 was made with; put it back",
+        ),
     ],
 )
 def test_what_the_adapters_change_is_lost(damage, said, adapted, folder, refuse):

@@ -170,11 +170,13 @@ class RunFolder:
             changed = differences({"model": then}, {"model": now})
             require(not changed, f"{self.config} is not the config {made} ({'; '.join(changed)}); put it back")
         places = {"tokenizer": self.path, "origin": self.origin, "frozen": self.frozen}
-        for kind, digests in self.digests().items():
+        digests = self.digests()
+        for kind, place in places.items():
             recorded = extra.get(kind)
-            for name in () if recorded is None else changed_fields(recorded, digests):
+            known = self.frozen.exists() if kind == "frozen" else recorded is not None
+            for name in changed_fields(recorded, digests.get(kind)) if known else ():
                 away = ", or take it away" if kind == "origin" else ""
-                raise InputError(f"{places[kind] / name} is not the one {made}; put it back{away}")
+                raise InputError(f"{place / name} is not the one {made}; put it back{away}")
 
     def digests(self) -> Json:
         """Returns digests of the files of "tokenizer" and of "origin", by their names, and of what does not train in a

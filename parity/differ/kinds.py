@@ -11,7 +11,7 @@ from itertools import product
 import numpy as np
 
 from parity.differ.activations import activation
-from parity.differ.alignment import Start, sizes_around
+from parity.differ.alignment import Start, shared, sizes_around
 from parity.differ.answer import called
 from parity.differ.element_order import in_our_layout, layouts
 from parity.differ.fingerprints import BAR, finite, times
@@ -28,6 +28,7 @@ def kind(ours: Start, theirs: Start) -> str | None:
         _factor,
         _mask,
         _zero_rows,
+        _literals,
     )
     return next((said for finder in finders if (said := finder(ours, theirs)) is not None), None)
 
@@ -160,3 +161,12 @@ def _zero_rows(ours: Start, theirs: Start) -> str | None:
         return None
     row = int(np.flatnonzero(alone)[0])
     return f"row {row} is zero in {'ours' if empty[row] else 'theirs'} only, all else agrees"
+
+
+def _literals(ours: Start, theirs: Start) -> str | None:
+    """The same operation on the same values, with another number that stands in the program."""
+    here, there = ([x for x in side.row.literals if abs(x) < 1e30] for side in (ours, theirs))
+    names = {re.sub(r"^(aten|prims)\.|_$", "", side.row.operation) for side in (ours, theirs)}
+    if len(here) == len(there) == 1 and here != there and len(names) == 1 and shared(ours, theirs):
+        return f"another number stands in the program: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
+    return None

@@ -117,7 +117,9 @@ def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
         if before is None:
             break
         i, j = before
-    here, there = ours.arrays[i], theirs.arrays[j]
+    here, there = ours.array(i), theirs.array(j)
+    assert here is not None
+    assert there is not None
     if state == "other":
         return Origin((i, j), True, swapped_blocks(here, there) or "")
     axes, checked = exchanged_axes(here, there), False

@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import WHY, InputError, explained, require
-from jax_tformer.config.experiment import DecodingConfig, MeshConfig, PairData
+from jax_tformer.config.experiment import DecodingConfig, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.decoding.texts import Completion, Prompt, PromptReader, TranslationScores, translation_scores
 from jax_tformer.files import batched, shortened, user_path
@@ -156,23 +156,14 @@ def open_model(options: "GenerateOptions") -> Opened:
             "encoder-decoder models generate text; give the folder of one"
         )
     options.check_model(translates := config.encoder is not None)
-    most = sys.maxsize, ""
+    (length, named), most = _limits(config, data if origin is None else None)
     if origin is not None:
         defaults, path = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
         tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids)
-        length, named = config.decoder.max_positions, "the model's context"
-        if config.encoder is not None:
-            named = "the model's positions"
-            most = length or sys.maxsize, named
-            length = config.encoder.max_positions
-    elif isinstance(data, PairData):
-        defaults = GenerationDefaults({"temperature": 0.0}, most=data.target_length)
-        most = data.target_length, "the run's data.target_length"
-        length, named = data.source_length, "the run's data.source_length"
+    elif translates:
+        defaults = GenerationDefaults({"temperature": 0.0}, most=most[0])
     else:
         defaults = GenerationDefaults({"temperature": _PROMPT_TEMPERATURE})
-        assert data is not None  # it is a run
-        length, named = data.context_length, "the model's context"
     require(
         not options.slide or length is not None,
         f"{options.run} has a model that knows texts of any length; leave --slide out",
@@ -192,6 +183,25 @@ def open_model(options: "GenerateOptions") -> Opened:
     ignored = shortened(list(defaults.ignored), 8)
     notes = [f"not honoured, of {path}: {ignored}"] if ignored else []
     return Opened(config, decoding, reader, None if origin is None else folder, notes)
+
+
+def _limits(
+    config: TransformerConfig, data: TextData | PairData | None
+) -> tuple[tuple[int | None, str], tuple[int, str]]:
+    """Returns the most tokens of a source, or of a text with its answer (None: any number), and of an answer.
+
+    Each has the name by which the user knows it. `data` is that of a run; None: the model's positions are the limits.
+    """
+    if isinstance(data, PairData):
+        source = data.source_length, "the run's data.source_length"
+        return source, (data.target_length, "the run's data.target_length")
+    if data is not None:
+        return (data.context_length, "the model's context"), (sys.maxsize, "")
+    assert config.decoder is not None
+    most = config.decoder.max_positions
+    if config.encoder is None:
+        return (most, "the model's context"), (sys.maxsize, "")
+    return (config.encoder.max_positions, "the model's positions"), (most or sys.maxsize, "the model's positions")
 
 
 def load_model(options: "GenerateOptions", model: Opened) -> Trained:

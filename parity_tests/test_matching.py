@@ -195,6 +195,16 @@ def test_compiled_modules_and_modules_without_numbers():
         match_weights(GATED, module, ours=gated, inputs=[X])
 
 
+def test_layers_by_turns_of_two_kinds_are_matched_by_the_numbers_that_they_have():
+    """Where both sides count alike, a number is what it says, although each kind of theirs has only some of them."""
+    kinds = ("mlp", "shared")
+    module = nn.ModuleList(nn.ModuleDict({kinds[i % 2]: nn.Linear(8, 8, bias=False)}) for i in range(6))
+    match = match_weights({f"blocks_{i}": {"ff": {"kernel": shape(8, 8)}} for i in range(6)}, module)
+    assert match.unsure == ()
+    found = {ours: theirs.name for ours, theirs in match.weights.items()}
+    assert found == {f"blocks_{i}.ff.kernel": f"{i}.{kinds[i % 2]}.weight" for i in range(6)}
+
+
 def test_a_bias_that_ours_lacks_is_named_although_it_is_zero():
     module = nn.Linear(6, 4)
     nn.init.zeros_(module.bias)

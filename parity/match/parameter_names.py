@@ -4,6 +4,7 @@ Ports call one thing by many names (`q_proj`, `query`, `wq`; `ln_2`, `post_atten
 name becomes a set of common words, so that two names can be compared, and scored, whatever their style.
 """
 
+from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence, Set
 from dataclasses import replace
 
@@ -166,6 +167,8 @@ class Likeness:
         known = [frozenset().union(*words) for words in sides]
         everywhere = [frozenset.intersection(*words) if words else frozenset() for words in sides]
         self.telling = (known[0] & known[1]) - (everywhere[0] & everywhere[1])
+        # Where both count alike a number is what it says; else (0, 2, 4 for 1, 2, 3) its rank counts.
+        self._alike = dict(_used(ours).items() & _used(theirs).items())
 
     def __call__(self, ours: ParameterName, theirs: ParameterName) -> float:
         """Above 0: they seem to mean the same; below: something speaks against it."""
@@ -178,13 +181,23 @@ class Likeness:
         score += told[0] - 0.75 * told[1]
         here, there = _counting(ours), _counting(theirs)
         if len(here) == len(there):
-            for one, other in zip(here, there, strict=True):
-                # One side may count 0, 2, 4 where the other counts 1, 2, 3.
-                if one.total == other.total:
-                    score += 3.0 if one.rank == other.rank else -4.0
+            for place, (one, other) in enumerate(zip(here, there, strict=True)):
+                alike = (len(here), place) in self._alike
+                if alike or one.total == other.total:
+                    same = one.spoken == other.spoken if alike else one.rank == other.rank
+                    score += 3.0 if same else -4.0
         return score
 
 
 def _counting(name: ParameterName) -> list[Number]:
     """The numbers that tell it from others."""
     return [number for number in name.numbers if number.total > 1]
+
+
+def _used(names: Iterable[ParameterName]) -> dict[tuple[int, int], frozenset[int]]:
+    """The numbers that names use in each place."""
+    used = defaultdict[tuple[int, int], frozenset[int]](frozenset)
+    for numbers in map(_counting, names):
+        for place, number in enumerate(numbers):
+            used[len(numbers), place] |= {number.spoken}
+    return used

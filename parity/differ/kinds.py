@@ -47,7 +47,7 @@ def _constants_added(ours: Start, theirs: Start) -> str | None:
     """The same sum with another constant: an eps."""
     for i, j in product(ours.near, theirs.near):
         mine, their = ours.values.rows[i], theirs.values.rows[j]
-        if not all(re.fullmatch(r"(aten\.)?add_?(_any)?", row.operation) for row in (mine, their)):
+        if not all(re.fullmatch(r"(aten\.|prims\.)?add_?(_any)?", row.operation) for row in (mine, their)):
             continue
         here, there = _added(ours.values, mine), _added(theirs.values, their)
         if len(here) == len(there) == 1 and here != there and ours.values.equals(mine.inputs) & set(their.inputs):

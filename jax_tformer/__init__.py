@@ -1,11 +1,11 @@
 """Transformers in JAX, proven equal to a readable PyTorch reference.
 
-The axis glossary, used in every docstring, type and einsum::
+The axes that docstrings, types and einsums share; a file says which others it has::
 
     B  batch              T  query (target) length      S  key (source) length
     D  model width        H  query heads                K  key/value heads
     C  width of one head  F  feed-forward width         V  vocabulary
-    L  layers             P  prompt length              N  new tokens
+    L  layers
 
 Names are imported at first use, so that reading a config does not import jax.
 """

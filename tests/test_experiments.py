@@ -52,6 +52,7 @@ def test_generated_tasks(name, flags, figures, sampled, tmp_path, capsys):
 def test_utilization_is_work_over_time_and_measured_rate(tmp_path, monkeypatch):
     """6 operations for each parameter of a matrix and token, and 12 L D T T / 2 of causal attention in a row."""
     monkeypatch.setattr(metrics, "product_rate", lambda dtype: 1e9)
+    monkeypatch.setattr(metrics, "count", lambda: 2)
     run = tmp_path / "run"
     flags = "--data.context-length 32 --training.steps 5 --training.log-every 1 --training.log-utilization"
     figures, rows = trained("python-docs", run, flags), read_metrics(run / "metrics.jsonl")
@@ -59,7 +60,7 @@ def test_utilization_is_work_over_time_and_measured_rate(tmp_path, monkeypatch):
     measured = [(row["utilization"], row["tokens_per_second"]) for row in rows if "utilization" in row]
     assert len(measured) == 4, "the first step compiles"
     for utilization, tokens_per_second in measured:
-        assert utilization == pytest.approx(work * tokens_per_second / 1e9, rel=1e-3)
+        assert utilization == pytest.approx(work * tokens_per_second / 2e9, rel=1e-3), "of two processes"
     assert figures["utilization"] > 0
     with refused("with adapters"):
         train.train_options(["python-docs", "--lora.rank", "2", "--training.log-utilization"])

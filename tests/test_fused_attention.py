@@ -1,7 +1,8 @@
 """Attention as one kernel gives what the plain computation gives, and says where it cannot."""
 
-from dataclasses import replace
+from dataclasses import fields, replace
 from functools import partial
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -12,6 +13,7 @@ from jax.experimental import pallas
 
 from jax_tformer import ComputeConfig, transformer
 from jax_tformer.model.attention import attend_by
+from jax_tformer.model.fast import READS, choose_implementation
 from jax_tformer.model.masks import Mask
 from tests.refusals import refused
 from tests.several_processes import run_alone
@@ -132,7 +134,7 @@ CAUSAL = Mask(causal=True)
         (["cudnn"], 128, [CAUSAL, 1.0], 1, "which cannot compute this here"),
         (["pallas"], 100, [CAUSAL, 1.0], 1, "for lengths that 128 divides, and these are 100 and 100"),
         (["cudnn", "pallas"], 128, [CAUSAL, 1.0, 0.5, KEEP], 1, "which cannot drop"),
-        (["cudnn", "pallas"], 128, [Mask(causal=True, bias=BIAS), 1.0], 1, "which adds no bias; expected"),
+        (["cudnn", "pallas"], 128, [Mask(causal=True, bias=BIAS), 1.0], 1, "which cannot take the bias of a mask"),
         (["cudnn", "pallas"], 128, [CAUSAL, 1.0], 2, "which computes no rows split over devices .--mesh.context.; "),
     ],
 )
@@ -146,6 +148,17 @@ def test_what_a_kernel_cannot_compute_is_said_in_one_line(implementations, lengt
             refused(f"attention is '{implementation}',? {message}"),
         ):
             jax.eval_shape(lambda *arrays, by=implementation: attend_by(by, *arrays, *given), *arrays)
+
+
+@pytest.mark.parametrize("field", [field.name for field in fields(Mask)])
+def test_auto_leaves_a_kernel_what_it_reads_of_a_mask_alone(field):
+    """So that a kernel does not pass over a field that comes later."""
+    shape = (1, 128, 2, 64)
+    for platform, kernel in (("gpu", "cudnn"), ("tpu", "pallas")):
+        with patch("jax_tformer.model.fast.capability", lambda: 9.0):
+            object.__setattr__(mask := Mask(), field, "something")
+            chosen = choose_implementation(platform, jnp.dtype("bfloat16"), shape, shape, mask, drops=False)
+        assert chosen == (kernel if field in READS[kernel] else "einsum")
 
 
 ON_EIGHT_DEVICES = """
@@ -175,6 +188,9 @@ with jax.set_mesh(make_mesh(MeshConfig(data=2, fsdp=2, tensor=2), 4)):
     assert "attention 'einsum'" in described, "dropout of attention weights"
     plain = without_dropout(ARCHITECTURES["gpt2"])
     assert "attention 'pallas'" in prepare.describe_compute(plain, jax.sharding.get_mesh(), 384)
+    windows = dataclasses.replace(plain.decoder, window=9, window_layers=(True, False))
+    other = dataclasses.replace(plain, decoder=windows)
+    assert "'einsum and pallas'" in prepare.describe_compute(other, jax.sharding.get_mesh(), 384), "by the layer"
     for switch in ({"score_cap": 50.0}, {"positions": "relative"}):
         other = dataclasses.replace(plain, decoder=dataclasses.replace(plain.decoder, **switch))
         assert "attention 'einsum'" in prepare.describe_compute(other, jax.sharding.get_mesh(), 384), switch

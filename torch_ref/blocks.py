@@ -108,4 +108,4 @@ class Stack(nn.Module):
 
     def masks(self, tokens: Tensor, **rules: Any) -> Masks:
         """Who sees whom among `tokens`, for each window of the layers; `rules` are those of `visible`."""
-        return {window: visible(tokens, causal=self.causal, window=window, **rules) for window in self.windows}
+        return {window: visible(tokens, causal=self.causal, window=window, **rules) for window in set(self.windows)}

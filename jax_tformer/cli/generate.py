@@ -35,8 +35,13 @@ _EXCLUSIVE = (
     ("--stream", "--beam"),
     ("--stream", "--json"),
 )
-_NEEDS = {"--system": "--chat", "--n-best": "--beam", "--early-stopping": "--beam"}
-_NEEDS |= {"--length-penalty": "--beam", "--length-penalty-form": "--beam"}
+_NEEDS = {
+    "--system": "--chat",
+    "--n-best": "--beam",
+    "--early-stopping": "--beam",
+    "--length-penalty": "--beam",
+    "--length-penalty-form": "--beam",
+}
 T = TypeVar("T")
 Hidden = Annotated[T, tyro.conf.Fixed, tyro.conf.Suppress]
 """A field that no flag sets."""

@@ -214,7 +214,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         with line.during("compiling"):
             compiled = compiling.result()
         keep_freed_memory(compiled)
-        reporter = Reporter(experiment, log, line, started, diagnosis, pipeline.epochs)
+        reporter = Reporter(experiment, log, line, started, diagnosis, pipeline.epochs, mesh)
         for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, compiled.as_text() or ""):
             line.say(note)
 

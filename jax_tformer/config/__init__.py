@@ -217,7 +217,7 @@ class StackConfig:
 
     @property
     def windows(self) -> tuple[int | None, ...]:
-        """The window of each layer of the pattern, which the stack repeats; without a pattern of one layer alone."""
+        """The window of each layer of the pattern, which the stack repeats; without a pattern, that of all layers."""
         return tuple(self.window if windowed else None for windowed in self.window_layers or (True,))
 
 

@@ -181,7 +181,7 @@ class OptimizerConfig:
     """AdamW (Loshchilov & Hutter, 2019), Lion (Chen et al., 2023), Adafactor (Shazeer & Stern, 2018), Nesterov's
     SGD, or Muon (Jordan, 2024) for the matrices of layers and AdamW for the rest."""
     learning_rate: AboveZero = 1e-3
-    """The highest learning rate, at the end of the warm-up; for Adafactor in times of a parameter's size."""
+    """The highest learning rate, at the end of the warm-up; for Adafactor as a multiple of a parameter's size."""
     rates: RatesConfig = RatesConfig()
     """Factors of the learning rate, by kind of parameter."""
     schedule: Schedule = "cosine"

@@ -126,7 +126,7 @@ def _shapes(
 ) -> Iterator[tuple[int, np.ndarray, np.ndarray]]:
     """Yields rows, lengths and pairs, bool[N], of the shapes that have the fewest places for `lengths`, int[N, 2].
 
-    The longest first. Of each source and target have at most so many `tokens`, with padding.
+    The longest first. A batch has at most `tokens` tokens of sources and as many of targets, padding included.
     """
     step = np.ceil(_STEPS * (lengths / batcher.lengths).max(axis=1)).astype(int)
     upto = np.cumsum(np.bincount(step, minlength=_STEPS + 1))

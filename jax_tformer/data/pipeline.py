@@ -34,7 +34,7 @@ if TYPE_CHECKING:
 Pair = tuple[str, str]
 _DATE_SAMPLES = 10_000
 _LATER = ("packing", "tokens_per_batch")
-"""Fields that data of older runs has not."""
+"""Fields that the data of older runs lacks."""
 
 
 @dataclass(frozen=True)

@@ -129,8 +129,8 @@ def stream(
 class Answerer:
     """A model that continues prompts or translates sources by a DecodingConfig.
 
-    With `context`, a text with this many tokens drops the older half and continues. At
-    most `batch` texts are answered at once.
+    With `context`, a text with this many tokens drops the older half and continues. At most `batch` texts are answered
+    at once.
     """
 
     net: AnyTransformer

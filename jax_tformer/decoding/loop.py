@@ -26,7 +26,7 @@ from jax_tformer.model.transformer import DecoderOnly
 from jax_tformer.training.sharding import mesh_of, replicate, split_rows
 
 _NEVER = -1e9
-"""The score of a sequence that does not exist, or more than that."""
+"""Whatever has no higher score is no sequence: a free place, or one that may not go on."""
 
 
 class Sequences(NamedTuple):
@@ -217,7 +217,7 @@ def _extend_beams(rules: Rules, beams: Beams, state: State, logits: Logits) -> S
     if rules.renormalize_logits:
         log_probabilities = jax.nn.log_softmax(log_probabilities, axis=-1)
     total = (beams.scores.reshape(-1, 1) + log_probabilities).reshape(batch, -1)
-    scores, best = jax.lax.top_k(total, min(max(2, 1 + len(rules.end_ids)) * width, total.shape[1]))
+    scores, best = jax.lax.top_k(total, min((1 + len(rules.end_ids)) * width, total.shape[1]))
     origins = best // vocabulary
     token = (best % vocabulary).astype(jnp.int32)
     length = history.made + 1

@@ -6,7 +6,7 @@ head at once, and cannot apply our dropout masks.
 """
 
 from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import jax
@@ -35,6 +35,11 @@ Attend = Callable[..., tuple[Array, Any]]
 """A function with the arguments of `attend` and its result, but for the weights, which may be None."""
 BLOCK = 128
 """The kernel of Pallas needs lengths that are multiples of this."""
+READS = {
+    "cudnn": ("causal", "window", "is_token", "segments", "prefix"),
+    "pallas": ("causal", "is_token", "segments"),
+}
+"""The fields of a Mask that each kernel reads. It refuses a mask in which any other is set."""
 FEW_ROWS = 64
 """Up to so many rows, `multiply_by_rows` is faster than an ordinary product."""
 
@@ -95,13 +100,9 @@ def _refusal(implementation: str, mask: Mask, drops: bool) -> str | None:
         return "computes no rows split over devices (--mesh.context); expected 'auto', 'einsum' or 'blocks'"
     if drops:
         return "cannot drop attention weights; expected 'auto', 'einsum' or 'blocks', or dropout.attention 0"
-    if mask.bias is not None:
-        return "adds no bias; expected 'auto', 'einsum' or 'blocks'"
-    if mask.cap is not None:
-        return "bounds no scores; expected 'auto', 'einsum' or 'blocks', or score_cap None"
-    if implementation == "pallas" and (mask.window is not None or mask.prefix is not None):
-        return "knows neither windows nor prefixes; expected 'auto' or 'einsum'"
-    return None
+    unknown = [field.name for field in fields(mask) if getattr(mask, field.name) is not field.default]
+    unknown = [name for name in unknown if name not in READS[implementation]]
+    return f"cannot take the {unknown[0]} of a mask; expected 'auto', 'einsum' or 'blocks'" if unknown else None
 
 
 def block_length(length: int) -> int:

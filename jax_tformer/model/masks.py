@@ -1,8 +1,8 @@
 """Describes who may attend to whom, and computes the softmax under such a mask.
 
 `Mask.boolean` is `visible` of torch_ref/masks.py, and `Mask.softmax` the middle of torch_ref/attention.py.
-Fused kernels read the fields of a `Mask`; `Mask.softmax` makes a boolean array of it, True = may attend. `Stack.masks`
-makes those of self-attention, `EncoderDecoder.decode` that of cross-attention.
+`Mask.softmax` makes a boolean array of a `Mask`, True = may attend; fused kernels read those of its fields that `READS`
+names (fast.py). `Stack.masks` makes those of self-attention, `EncoderDecoder.decode` that of cross-attention.
 """
 
 from dataclasses import dataclass
@@ -20,7 +20,7 @@ from jax_tformer.model.parameters import Count, Ids, Marks, Numbers, Positions, 
 
 @dataclass(frozen=True)
 class Mask:
-    """Query t, at place `first` + t among the keys, attends to the keys that each field of the first five allows.
+    """Query t, at place `first` + t among the keys, attends to the keys that all of the first five fields allow.
 
     `first` and `stripe` say where the queries stand; `bias` and `cap` change scores, and hide nothing.
     """

@@ -4,9 +4,9 @@ Whatever is drawn has a name, from which its numbers follow, inside a model and 
 
 One table says what each axis of each parameter is; sharding, weight decay, LoRA and the names of weights read it. D
 model width, H heads, K key/value heads, C head width, F feed-forward width, V vocabulary, N classes, P positions, Y
-token types, U buckets of distances, R rank of an adapter. `inputs -> outputs` is a matrix x W; other parameters are
-vectors, or tables with a row for each index. The leading L axis of stacked layers is not written. Of activations, B is
-rows, T target or only text, S source.
+token types, U buckets of distances, E width of what `dense` makes, R rank of an adapter. `inputs -> outputs` is a
+matrix x W; other parameters are vectors, or tables with a row for each index. The leading L axis of stacked layers is
+not written. Of activations, B is rows, T target or only text, S source.
 """
 
 import math

@@ -150,7 +150,7 @@ class Checkpoints:
         self._begun = _Begun(response, pending, step, json.dumps(extra, indent=1))
 
     def keep(self, before: float = math.inf) -> None:
-        """Finishes the step that `begin` started, if it is one `before`, in the background; then deletes old steps."""
+        """Finishes what `begin` started, if its step is below `before`, in the background; then deletes old steps."""
         begun = self._begun
         if begun is not None and begun.step < before:
             self._begun = None

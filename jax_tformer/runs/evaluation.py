@@ -1,5 +1,7 @@
-"""Judges the model of a run: figures on held-out data while it trains, what was not finite where a step has failed;
-samples, curves and a summary of its results."""
+"""Judges the model of a run while it trains, by figures on held-out data, and at its end, by samples and curves.
+
+Where a step has failed, says what was not finite in it.
+"""
 
 import io
 import math
@@ -49,7 +51,6 @@ from jax_tformer.training.step import (
     forward,
 )
 
-DeviceBatch = dict[str, Array]
 _SHOWN = 12
 """Tokens shown of a row, so that it can be found in the data."""
 _PACKAGE = f"{Path(__file__).parents[1]}/"
@@ -129,11 +130,12 @@ def find_not_finite(
 ) -> str:
     """Describes the first parameter, layer or gradient that is not finite in a step of `batch`; "" if none is found.
 
-    Runs the model again, as the step did. `state` is that which `train_step` returned for the failed step, or the one
+    Runs the model again, as the step did, but for the parts of a batch that several processes have made: each is of
+    other rows. `state` is that which `train_step` returned for the failed step, or the one
     whose evaluation failed. `operation`: says as well which one made the first NaN.
     """
 
-    def finite_rows(params: Params, part: DeviceBatch, key: DropoutKey) -> dict[str, Bool[Array, " B"]]:
+    def finite_rows(params: Params, part: dict[str, Array], key: DropoutKey) -> dict[str, Bool[Array, " B"]]:
         """Returns for every layer in turn whether each row of its output is finite."""
         outputs = forward(net, params, part, dropout_key=key, capture=True)
         found = {}
@@ -143,7 +145,7 @@ def find_not_finite(
         # Checks the input of the logits, which would be several times as large as all else.
         return replicate(found | {"what the vocabulary projection is given": jnp.isfinite(outputs.hidden).all((1, 2))})
 
-    def squared_gradients(params: Params, part: DeviceBatch, key: DropoutKey) -> Params:
+    def squared_gradients(params: Params, part: dict[str, Array], key: DropoutKey) -> Params:
         """Returns the terms of the squared norm, because squares overflow before the numbers do."""
         trains, frozen = split_adapters(params)
 
@@ -153,7 +155,7 @@ def find_not_finite(
         gradients = jax.grad(loss)(trains)
         return jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
 
-    def made_by(part: DeviceBatch, key: DropoutKey) -> str:
+    def made_by(part: dict[str, Array], key: DropoutKey) -> str:
         return first_nan(squared_gradients, state.params, part, key) if operation else ""
 
     trains = not state.finite

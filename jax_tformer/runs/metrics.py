@@ -16,6 +16,7 @@ from typing import Any
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 from rich.console import Console, ConsoleOptions, RenderResult
 from rich.live import Live
 from rich.progress_bar import ProgressBar
@@ -30,7 +31,8 @@ from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import visible
 from jax_tformer.training.optimizer import learning_rate
 from jax_tformer.training.prepare import product_rate, training_flops
-from jax_tformer.training.processes import is_first
+from jax_tformer.training.processes import count, is_first
+from jax_tformer.training.sharding import abstract_batch
 from jax_tformer.training.step import StepMetrics, TrainState
 
 Row = dict[str, Any]
@@ -331,6 +333,7 @@ class Reporter:
     """Finds what is not finite in a failed step."""
     epochs: Callable[[int], Row]
     """Says how often the data was read after so many steps."""
+    mesh: Mesh
 
     def __post_init__(self) -> None:
         training = self.experiment.training
@@ -342,7 +345,8 @@ class Reporter:
         # Of the steps that count for speed: tokens, seconds, and floating-point operations that they needed.
         self._totals = self._logged = np.zeros(3)
         # What utilization is relative to. It takes half a second, in which nothing else may run.
-        self._peak = product_rate(self.experiment.model.compute.dtype) if training.log_utilization else None
+        rate = product_rate(self.experiment.model.compute.dtype) if training.log_utilization else None
+        self._peak = None if rate is None else rate * count()
         self._first_step: float | None = None
         self._spikes = Spikes()
         self._noise = list[tuple[float, float]]()
@@ -392,7 +396,9 @@ class Reporter:
             self._first_step = now - self.started
         elif self._clock is not None:
             source = batch["source"].shape[1] if "source" in batch else 0
-            work = training_flops(self.experiment.model, *batch["labels"].shape, source).needed
+            # Of all processes; several may make the same rows.
+            shape = abstract_batch(self.mesh, batch)["labels"].shape
+            work = training_flops(self.experiment.model, *shape, source).needed
             self._totals = np.add(self._totals, (int(metrics.tokens), now - self._clock, work))
         self._clock = now
         loss = float(metrics.loss)

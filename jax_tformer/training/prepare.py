@@ -7,7 +7,7 @@ import math
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
-from functools import cache
+from functools import cache, partial
 from typing import Any, NamedTuple
 
 import jax
@@ -130,7 +130,7 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
     """Describes type, attention and remat in words; `length` is that of the output stack's sequences."""
     compute = config.compute
     stack = config.output_stack
-    attention = compute.attention
+    attention: str = compute.attention
     if attention == "auto":
         # As many rows as the mesh splits; every batch has a multiple of them.
         shape = (row_parts(mesh), length, stack.num_heads, config.head_width(stack))
@@ -138,9 +138,9 @@ def describe_compute(config: TransformerConfig, mesh: Mesh, length: int) -> str:
         dtype = jnp.dtype(compute.dtype)
         with jax.set_mesh(mesh):
             bias = jnp.zeros((1, 1, 1, 1)) if stack.positions == "relative" else None
-            mask = Mask(config.decoder is not None, stack.window, bias=bias, cap=stack.score_cap)
-            drops = config.dropout.attention > 0
-            attention = choose_implementation(platform, dtype, shape, shape, mask, drops=drops)
+            masks = [Mask(config.decoder is not None, each, bias=bias, cap=stack.score_cap) for each in stack.windows]
+            choose = partial(choose_implementation, platform, dtype, shape, shape, drops=config.dropout.attention > 0)
+            attention = " and ".join(sorted(set(map(choose, masks))))
     return f"{compute.dtype}, attention {attention!r}, remat {compute.remat!r}"
 
 

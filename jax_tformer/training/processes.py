@@ -70,7 +70,7 @@ _SHUTDOWN = 20
 def joined(config: DistributedConfig) -> Iterator[None]:
     """Runs the block in all processes that `join` finds, and ends when all have run it.
 
-    Where another process dies, arrays stop to arrive: then JAX ends this one too, once it knows which.
+    Where another process dies, arrays stop arriving: then JAX ends this one too, once it knows which.
     """
     join(config)
     try:
@@ -158,7 +158,7 @@ def is_first() -> bool:
 
 
 def count() -> int:
-    """How many processes work together: one, too, in what `ask_first` runs."""
+    """How many processes work together; inside of what `ask_first` runs, one."""
     return 1 if _engine() is None or _ALONE.is_set() else int(_engine().num_processes)
 
 

@@ -1,6 +1,6 @@
 """Splits arrays over devices: one table from the axes of parameters to those of the mesh.
 
-The model never mentions devices. One device is the mesh 1 x 1 x 1 x 1, with the same code path.
+Of the mesh, the model knows the axes alone. One device is the mesh 1 x 1 x 1 x 1, with the same code path.
 """
 
 import math

@@ -168,8 +168,8 @@ def train_step(
     however many parts (`accumulation`) they are computed. With adapters (`net.config.lora`), only they have gradients
     and change. If the loss or the gradient norm is not finite, see `TrainState.finite`.
 
-    A state that has an average gets that of the parameters after each update so far, where those before the last one
-    weigh `average`, its square ... of it: the first parameters have no part in it.
+    A state that has an average gets the exponential moving average, with the decay `average`, of the parameters after
+    each update so far, its bias corrected as that of Adam's moments: the initial parameters have no part in it.
 
     `norms` and `noise` ask for those metrics. The gradient noise scale is the mean of `StepMetrics.noise[1]` over many
     steps, divided by that of `noise[0]` (McCandlish et al., 2018, appendix A.1: a batch against its parts).

@@ -1,7 +1,7 @@
 """Where do a function of JAX and a module of PyTorch part? Nobody has to say which activation is which.
 
 This is the door: it traces both sides (`traced_sides.py`), lets `forward_and_backward.py` search the values, and
-`optimizer_step.py` the step. README.md in this folder says in eleven sentences how, and which file does what.
+`optimizer_step.py` the step. README.md in this folder says in eleven steps how, and which file does what.
 """
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -114,9 +114,18 @@ class FollowedPair:
         made = partial(self.params, _widened if wide and not large else lambda leaf: leaf)
         back, holds = (None, {}) if mapping is None else (mapping.back, mapping.ours_to_theirs)
         held = dict if mapping is None else mapping.held
-        more: dict[str, Any] = {"holds": holds, "held": held, "wide": wide, "accepted": accepted}
-        more["large"] = module if large else None
-        return Sides(*self.losses, copy, made, self.given.arrays, back, **more)
+        return Sides(
+            *self.losses,
+            copy,
+            made,
+            self.given.arrays,
+            back,
+            holds=holds,
+            held=held,
+            wide=wide,
+            accepted=accepted,
+            large=module if large else None,
+        )
 
 
 def _is_large(module: nn.Module) -> bool:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from importlib.metadata import version
 
 # Most of a test's time is compilation, and this makes it six times as short. What depends on optimised code (float32
-# quality, models of full size) asks for it: see OPTIMISED in twin/bridge.py.
+# quality, models of full size) asks for it: see OPTIMISED in twin/pair.py.
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_backend_optimization_level=0"
 if version("jaxlib").startswith("0.10."):
     # See fusion_emitters in jax_tformer/startup.py, which may not be imported yet.

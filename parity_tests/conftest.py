@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from jax_tformer.model import fast
-from twin.bridge import identity, where_they_part
+from twin.pair import identity, where_they_part
 
 TOLERANCES = {"softmax_1e-2": "softmax, 1e-2", "logits_1e-4": "logits, 1e-4", "logits_1e-5": "logits, 1e-5"}
 """Comparisons by a tolerance picked by hand, and how the table of faults calls them."""

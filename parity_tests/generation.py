@@ -9,8 +9,8 @@ from torch.nn.utils.rnn import pad_sequence
 from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
+from parity.gates.bridge import to_torch
 from parity.gates.measure import ParityError
-from parity.gates.pair import to_torch
 from parity.islands import Float64
 from torch_ref import reference
 

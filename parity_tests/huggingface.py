@@ -9,15 +9,15 @@ from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.hub.families import from_huggingface
+from parity.gates.bridge import Values, from_torch, to_torch
 from parity.gates.measure import worst
-from parity.gates.pair import Values, from_torch, to_torch
 from parity.islands import Float64
 from parity_tests.oracles import ENTRIES
 from torch_ref import reference
 from torch_ref.masks import position_ids
 from torch_ref.training import cross_entropy
-from twin.bridge import Pair
 from twin.cases import batch_for
+from twin.pair import Pair
 
 MASKS = {"tokens": "mask", "source": "source_mask", "target": "target_mask"}
 INPUTS = {

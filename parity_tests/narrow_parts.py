@@ -23,11 +23,11 @@ from jax_tformer.model.heads import Head
 from jax_tformer.model.layers import Norm, activate
 from jax_tformer.model.masks import Mask
 from jax_tformer.training.linear_loss import linear_cross_entropy
+from parity.gates.bridge import from_torch
 from parity.gates.measure import Quality, Sample, quality
-from parity.gates.pair import from_torch
 from torch_ref import heads, layers
 from torch_ref.attention import Attention
-from twin.bridge import EVERY_ROUNDING
+from twin.pair import EVERY_ROUNDING
 
 BATCH, LENGTH, WIDTH, HEADS, VOCABULARY = 2, 24, 64, 4, 61
 STACK = StackConfig(num_layers=1, num_heads=HEADS)

@@ -1,7 +1,7 @@
 """Both sides of a model with random weights."""
 
-from twin.bridge import Pair
 from twin.cases import weights_for
+from twin.pair import Pair
 
 
 def random_pair(config, std=0.2, **options):

@@ -70,8 +70,8 @@ from parity_tests.test_strategies import SETTINGS, expected_pairs, processed, su
 from parity_tests.test_training import batches
 from parity_tests.test_weights import bytes_lost, noise
 from parity_tests.training_pair import TrainingPair, same_path
-from twin.bridge import Pair, known_zeros
 from twin.cases import CONFIGS, OFF_CENTRE, Lengths, batch_for, weights_for
+from twin.pair import Pair, known_zeros
 
 
 def within(ours, theirs):

@@ -13,15 +13,15 @@ from torch.nn import functional
 
 from jax_tformer.hub.families import CONV1D, FAMILIES, MATRIX, Layout
 from jax_tformer.hub.names import read
+from parity.gates.bridge import Values
 from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, ParityError, Sample, compared, quality
-from parity.gates.pair import Values
 from parity_tests.huggingface import Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
 from parity_tests.test_models import DRAWS_BFLOAT16, norms
 from torch_ref.layers import inject
-from twin.bridge import known_zeros, parity_options
 from twin.cases import PADDINGS, REGIMES
 from twin.dropout import dropout_sites
+from twin.pair import known_zeros, parity_options
 
 FIRST = [name for name, entry in ENTRIES.items() if entry.first]
 FURTHER = [name for name in ENTRIES if name not in FIRST]

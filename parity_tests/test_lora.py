@@ -34,8 +34,8 @@ from parity_tests.test_weights import bytes_lost
 from parity_tests.training_pair import TrainingPair, same_path
 from tests.refusals import refused
 from torch_ref import layers, training
-from twin.bridge import identity
 from twin.cases import SWITCHES, Lengths, batch_for, weights_for
+from twin.pair import identity
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 ALL = LoraConfig(3, 6.0, ("all",))

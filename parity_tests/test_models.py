@@ -10,8 +10,8 @@ from jax_tformer.config.presets import ARCHITECTURES
 from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, Sample, compared, quality
 from parity_tests.depth import deep
 from parity_tests.pairs import random_pair
-from twin.bridge import Pair, known_zeros
 from twin.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
+from twin.pair import Pair, known_zeros
 
 DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31
 """Of weights and batch, for one figure; the coarser the type, the more luck there is in one."""

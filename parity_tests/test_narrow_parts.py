@@ -5,7 +5,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from parity_tests.narrow_parts import drawn, judged
-from twin.bridge import EVERY_ROUNDING
+from twin.pair import EVERY_ROUNDING
 
 
 def test_gate_4_part_by_part(record):

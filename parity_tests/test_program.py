@@ -7,7 +7,7 @@ import pytest
 
 from jax_tformer.config.errors import InputError
 from torch_ref import reference
-from twin import bridge, prove
+from twin import prove
 
 
 @pytest.fixture(autouse=True)

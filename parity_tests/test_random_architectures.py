@@ -15,8 +15,8 @@ from parity.gates.measure import ParityError, compared
 from parity_tests.architectures import cases, configs, stacks
 from parity_tests.depth import deep
 from parity_tests.test_decoding import model_of, of_cache, reader
-from twin.bridge import Pair, known_zeros
 from twin.cases import batch_for, weights_for
+from twin.pair import Pair, known_zeros
 
 QUICK = settings(
     deadline=None,

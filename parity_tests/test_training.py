@@ -23,8 +23,8 @@ from torch_ref import reference
 from torch_ref.layers import Dropout, inject
 from torch_ref.training import kind_of as their_kind
 from torch_ref.training import learning_rate as their_rate
-from twin.bridge import known_zeros
 from twin.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
+from twin.pair import known_zeros
 
 LIKE_OTHERS = ("article-encoder-decoder", "lecture-seq2seq", "vaswani-big")
 """Their steps are those of vaswani-base and switches-encoder-decoder, so that fewer of them will do in every run."""

@@ -19,7 +19,7 @@ from jax_tformer.hub.names import (
     slots,
     to_reference,
 )
-from parity.gates.pair import from_torch
+from parity.gates.bridge import from_torch
 from parity_tests import huggingface
 from tests.refusals import refused
 from torch_ref import reference

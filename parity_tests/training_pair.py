@@ -4,11 +4,11 @@ from typing import NamedTuple
 
 import numpy as np
 
+from parity.gates.bridge import Tensors
 from parity.gates.measure import compared
-from parity.gates.pair import Tensors
-from twin.bridge import known_zeros, parity_options
 from twin.cases import weights_for
 from twin.jax_side import JaxSide
+from twin.pair import known_zeros, parity_options
 from twin.sides import Setting
 from twin.torch_side import TorchSide
 

@@ -10,7 +10,7 @@ from jax_tformer.config.experiment import LossConfig, OptimizerConfig
 from jax_tformer.training import optimizer as our_optimizer
 from jax_tformer.training.step import batch_loss
 from parity.differ.first_difference import difference_of
-from parity.gates.pair import Bridge
+from parity.gates.bridge import Bridge
 from parity_tests.faults import TRAINING
 from parity_tests.known_places import OwnFault
 from parity_tests.library_faults import COARSE_MOMENT, LIBRARY_TRAINING

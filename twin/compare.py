@@ -33,7 +33,7 @@ def main(arguments: Sequence[str]) -> int:
     from twin.record import Record, SeedRecord
     from twin.report import Findings
     from twin.report_page import ReportFolder
-    from twin.side_by_side import Batches, compare_seed, first_difference, measure_alone
+    from twin.side_by_side import Batches, compare_seed, measure_alone, where_sides_part
     from twin.sides import Setting, Side
     from twin.torch_side import TorchSide
     from twin.transformers_side import checkpoint_weights, transformers_side
@@ -94,7 +94,7 @@ def main(arguments: Sequence[str]) -> int:
     if findings.passed is False:
         say("beyond the bar: looking for where the two part ...")
         first_batch = next(iter(batches(plan.seeds[0])))
-        where = first_difference(ours, theirs, model, first_batch, plan.seeds[0], plan.name)
+        where = where_sides_part(ours, theirs, model, first_batch, plan.seeds[0], plan.name)
         findings = dataclasses.replace(findings, where=where)
         folder.write(findings)
         say(str(where))

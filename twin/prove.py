@@ -37,8 +37,8 @@ def main(arguments: Sequence[str]) -> int:
 def green(name: str) -> bool:
     """Prints the worst figure of each gate on a preset, and whether all are within their bars."""
     from parity.gates.measure import ParityError, numbers_lost
-    from twin.bridge import Pair, identity, where_they_part
     from twin.cases import CONFIGS, PADDINGS, REGIMES, batch_for, weights_for
+    from twin.pair import Pair, identity, where_they_part
 
     config = CONFIGS[name]
     models = Pair(config, weights_for(config, 0.02))

@@ -16,7 +16,7 @@ from parity.gates.measure import (
     trajectory_bars,
     worst,
 )
-from twin.bridge import known_zeros
+from twin.pair import known_zeros
 from twin.sides import StepFigures, Tensors
 
 PARTED = 1e-3

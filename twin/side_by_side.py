@@ -17,9 +17,9 @@ from jax_tformer.runs.begin import new_tokenizer
 from jax_tformer.terminal import Interruption
 from parity.differ.answer import Difference
 from parity.gates.measure import ParityError
-from twin.bridge import Pair, where_they_part
 from twin.jax_side import JaxSide
 from twin.machine import Neighbours
+from twin.pair import Pair, where_they_part
 from twin.progress import LiveView
 from twin.record import SeedRecord, parameter_errors
 from twin.sides import HUGE_PAGES, Alone, Masks, Setting, Side, SideFailed, Tensors, require_same_step
@@ -119,7 +119,7 @@ SAME = (
 )
 
 
-def first_difference(
+def where_sides_part(
     ours: JaxSide, theirs: TorchSide, model: TransformerConfig, batch: Tensors, seed: int, name: str
 ) -> Difference | str:
     """Finds where the two part with the weights of `seed`, or says in a sentence why it finds nothing."""

@@ -23,8 +23,8 @@ from parity.differ.optimizer_step import Optimizer, stepped
 from parity.differ.torch_values import Widening, evaluating
 from parity.differ.traced_sides import Sides, in_double, is_array
 from parity.differ.weights import wrong_weights
+from parity.gates.bridge import Bridge, Tensors, to_torch
 from parity.gates.measure import FLOAT64_BAR, ParityError, failure, reason_of
-from parity.gates.pair import Bridge, Tensors, to_torch
 from parity.gates.projection import Inputs, common_outputs, double, named_outputs, projection
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import WeightMap, Weights, paths

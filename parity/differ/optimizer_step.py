@@ -17,7 +17,7 @@ from parity.differ.torch_values import GRADIENT, values_of_torch
 from parity.differ.traced_sides import Sides, is_array
 from parity.differ.values import Kind, Values
 from parity.differ.weights import error_of
-from parity.gates.pair import Tensors, to_torch
+from parity.gates.bridge import Tensors, to_torch
 from parity.gates.torch_side import tensors_of
 
 Optimizer = tuple[Any, Callable[[Any], torch.optim.Optimizer]]

@@ -16,8 +16,8 @@ from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import GRADIENT, SeveralPassesError, evaluating, values_of_torch
 from parity.differ.values import Kind, Site, Values, hand_back
 from parity.differ.weights import inverted
+from parity.gates.bridge import Tensors, to_torch
 from parity.gates.measure import ParityError
-from parity.gates.pair import Tensors, to_torch
 from parity.gates.projection import double
 from parity.gates.pytrees import paths, replaced
 from parity.islands import Float64

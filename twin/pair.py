@@ -17,8 +17,8 @@ from jax_tformer.startup import FLOAT64, fusion_emitters
 from jax_tformer.training.step import forward
 from parity.differ.answer import Difference
 from parity.differ.first_difference import difference_of
+from parity.gates.bridge import Bridge, Tensors, Values
 from parity.gates.measure import FLOAT64_BAR, Measured, compared, global_norm, searched, worst
-from parity.gates.pair import Bridge, Tensors, Values
 from torch_ref import Outputs, reference
 from torch_ref.layers import inject
 from torch_ref.training import apply_to_batch as apply_theirs

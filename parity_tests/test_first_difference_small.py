@@ -15,7 +15,7 @@ from torch import nn
 from torch.nn import functional as F
 from transformers.modeling_outputs import BaseModelOutput
 
-from parity import ParityError, check_parity, first_difference, match_weights
+from parity import ParityError, Weight, check_parity, first_difference, match_weights
 from parity_tests.matched import linear_shapes, shape
 from parity_tests.small_modules import Module, numbers
 
@@ -391,3 +391,39 @@ def test_another_number_that_stands_in_the_program_is_told():
     found = asked(ours, Module(forward, linear=linear))
     assert found.kind == "another number stands in the program: 0.5 in ours, 0.25 in theirs"
     assert ("0.5" in found.ours.source, "0.25" in found.theirs.source) == (True, True)
+
+
+def test_a_complex_number_may_stand_in_the_program():
+    theirs = Module(lambda self, x: torch.fft.rfft(self.linear(x), norm="ortho").abs(), linear=linear)
+
+    def ours(p, x, times=1.0):
+        return jnp.abs(jnp.fft.rfft(x @ p["kernel"] + times * p["bias"], norm="ortho"))
+
+    assert not asked(ours, theirs)
+    assert asked(partial(ours, times=2.0), theirs).ours.source.startswith("return jnp.abs(")
+
+
+def test_a_weight_may_be_stacked_and_fused():
+    """Each layer of it holds several of theirs."""
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + torch.tanh(layer.a(x)) * layer.b(x)
+        return x
+
+    parts = {name: lambda: nn.Linear(4, 4, bias=False) for name in "ab"}
+    theirs = Module(forward, layers=lambda: nn.ModuleList(Module(None, **parts) for _ in range(3)))
+    weights = {
+        "ab": [Weight(f"layers.{{layer}}.{name}.weight", "o i -> n o i", into={"n": n}) for n, name in enumerate("ab")]
+    }
+
+    def ours(p, x, given=lambda x: x):
+        def layer(x, ab):
+            a, b = jnp.einsum("ti,noi->nto", given(x), ab)
+            return x + jnp.tanh(a) * b, None
+
+        return jax.lax.scan(layer, x, p["ab"])[0]
+
+    assert not asked(ours, theirs, weights)
+    found = asked(partial(ours, given=jax.lax.stop_gradient), theirs, weights)
+    assert found.kind == "theirs hands a gradient back here, ours does not: it is detached"

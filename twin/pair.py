@@ -61,9 +61,9 @@ class Pair(Bridge):
         self.config = config.with_dtype(dtype)
         self.net = transformer(self.config)
         self.key = None if dropout_seed is None else jax.random.key(dropout_seed)
-        holds = defaultdict[str, list[str]](list)
+        holds = defaultdict[str, list[list[str]]](list)
         for name, slot in slots(self.net.shapes).items():
-            holds[slot.path].append(name)
+            holds[slot.path].append([name])
         super().__init__(
             self._ours,
             self._theirs,

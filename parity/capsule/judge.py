@@ -130,7 +130,7 @@ class Trial:
         made = side_of(side, params, inputs) if framework == "torch" else None
         self._there: Callable[[Tensors], Tensors] = dict
         self._back: Callable[[Tensors], Tensors] = lambda tensors: {k: x for k, x in tensors.items() if k in self._held}
-        self._held_by = inverted({key: [key] for key in self._held})
+        self._held_by = inverted({key: [[key]] for key in self._held})
         if weights is not None:
             if made is not None and here == "jax":
                 mapping = Weights(weights, made.weights, optional=made.buffers)

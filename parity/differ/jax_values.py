@@ -162,7 +162,8 @@ class _Run:
             make, arrays = _made, list(map(_wide, arrays))
         made = make(eqn, arrays)
         literals = [known.array if known.number is None else None for known in ins]
-        numbers = tuple(float(np.asarray(x)) for x in literals if x is not None and np.size(x) == 1)
+        written = (x for x in literals if x is not None and np.size(x) == 1 and np.isrealobj(x))
+        numbers = tuple(float(np.asarray(x)) for x in written)
         backward = self._backward(eqn)
         inputs = tuple(known.number for known in ins if known.number is not None)
         outputs = []

@@ -43,7 +43,7 @@ class Sides:
         inputs: Tensors,
         back: Callable[[Any], Tensors] | None,
         *,
-        holds: Mapping[str, Sequence[str]] = {},
+        holds: Mapping[str, Sequence[Sequence[str]]] = {},
         held: Callable[[Tensors], Tensors] = dict,
         wide: bool = True,
         accepted: Accepted | None = None,
@@ -51,9 +51,9 @@ class Sides:
     ) -> None:
         """`module` makes a copy in float64, `params` a tree, for every run anew.
 
-        `holds` are the module's weights by our paths, where that is known; `held` makes zero of those of its numbers
-        that are not compared. Unless `wide`, everything keeps the type that it has. A `large` module is not copied for
-        the way forward: each of its weights, and of ours, is widened where it is used.
+        `holds` are the module's weights in each layer by our paths, where that is known; `held` makes zero of those of
+        its numbers that are not compared. Unless `wide`, everything keeps the type that it has. A `large` module is not
+        copied for the way forward: each of its weights, and of ours, is widened where it is used.
         """
         self.large = large
         self.wide, self.sketched = wide, False

@@ -22,12 +22,13 @@ Held = Mapping[str, Sequence[tuple[str, int | None]]]
 """Name of the module's weight -> (path of ours that holds it, its row where layers are stacked)."""
 
 
-def inverted(holds: Mapping[str, Sequence[str]]) -> dict[str, list[tuple[str, int | None]]]:
-    """`Held`, from the module's weights by our paths."""
+def inverted(holds: Mapping[str, Sequence[Sequence[str]]]) -> dict[str, list[tuple[str, int | None]]]:
+    """`Held`, from the module's weights in each layer of our parameters, by path."""
     found: dict[str, list[tuple[str, int | None]]] = {}
-    for path, names in holds.items():
-        for row, name in enumerate(names):
-            found.setdefault(name, []).append((path, row if len(names) > 1 else None))
+    for path, layers in holds.items():
+        for row, names in enumerate(layers):
+            for name in names:
+                found.setdefault(name, []).append((path, row if len(layers) > 1 else None))
     return found
 
 

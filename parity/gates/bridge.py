@@ -37,8 +37,8 @@ class Bridge:
     """The reverse, of parameters and of gradients."""
     dtype: Any
     """By name or as NumPy's; NumPy's when it has been made."""
-    holds: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    """Path of each of our parameters -> the module's weights in it, layer by layer."""
+    holds: Mapping[str, Sequence[Sequence[str]]] = field(default_factory=dict)
+    """Path of each of our parameters -> the module's weights in each of its layers."""
     compiler_options: dict[str, Any] | None = None
     """XLA's; by default those of `exact_options`."""
 

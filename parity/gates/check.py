@@ -121,7 +121,7 @@ class OwnPair:
         except ParityError as error:
             tied = "; ".join(f"{other} is another name of {name}" for other, name in tied_names(self.theirs).items())
             raise ParityError(f"{error} ({tied})" if tied else str(error)) from None
-        shared = {name for names in self.map.ours_to_theirs.values() for name in names}
+        shared = {name for layers in self.map.ours_to_theirs.values() for names in layers for name in names}
         held = {name: array for name, array in self.torch.weights.items() if name in shared}
         self.weights = rounded(held, "float64", "float64")
         """What both sides hold; buffers that the mapping leaves out stay the module's."""

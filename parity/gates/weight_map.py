@@ -84,8 +84,10 @@ class Weights:
         self._require_whole_tensors(shapes)
         self.shapes = {path: row.shape for path, row in self._rows.items()}
         """Of our parameters, by path."""
-        self.ours_to_theirs = {path: row.names for path, row in self._rows.items()}
-        """The names of the module's tensors that each of our parameters holds (parts of), layer by layer."""
+        self.ours_to_theirs = {
+            path: [*zip(*(piece.names for piece in row.pieces), strict=True)] for path, row in self._rows.items()
+        }
+        """The names of the module's tensors that each layer of our parameters holds (parts of)."""
         self._require_paths([path for path, row in weights.items() if row is None and path != LEFT_OUT])
 
     def flat(self, tensors: Tensors, convert: Callable[[np.ndarray], Any] = lambda array: array) -> dict[str, Any]:

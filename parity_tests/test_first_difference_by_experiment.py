@@ -483,3 +483,100 @@ def test_inputs_that_are_exchanged_are_named_where_they_are_read():
     assert found.kind == "ours reads input mask where theirs reads input ids"
     assert 'p["tokens"]' in found.ours.source
     assert "self.tokens(ids)" in found.theirs.source or found.theirs.module == "tokens"
+
+
+def rounded_there(m, x, h):
+    return torch.round(4 * (h + 1e-6 * torch.tanh(m.up(h))))
+
+
+def other_norm(p, h):
+    centred = h - h.mean(-1, keepdims=True)
+    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * p["positions"][0]
+
+
+def norm_of_another_value_there(m, x, h):
+    """The norm behind it begins as one of what it should read does."""
+    branch = torch.tanh(m.up(h))
+    h = h + branch
+    h = h + torch.tanh(m.down(m.norm(branch)))
+    return m.up(torch.tanh(F.layer_norm(h, (6,)) * m.positions.weight[0]))
+
+
+def two_norms(p, x, h):
+    h = h + jnp.tanh(h @ p["up"].T)
+    h = h + jnp.tanh(normalise(p, h) @ p["down"].T)
+    return jnp.tanh(other_norm(p, h)) @ p["up"].T
+
+
+def test_what_agrees_by_chance_shows_nothing():
+    """Rounded numbers are the same for many, and so are the first steps of two norms of one value."""
+    found = asked(lambda p, x, h: jnp.round(4 * (h + jnp.sin(3 * h @ p["up"].T))), rounded_there)
+    assert "here, " not in (found.kind or "")
+    found = asked(two_norms, norm_of_another_value_there)
+    assert found.theirs.source == "h = h + torch.tanh(m.down(m.norm(branch)))"
+    assert "here, " not in (found.kind or "")
+
+
+def test_a_factor_of_a_number_that_is_returned_is_told():
+    class Loss(Between):
+        def forward(self, x):
+            first, second = self.up(x).square().mean(), self.down(x).square().mean()
+            first = (first + second) / 2
+            return {"first": first, "total": first + second}
+
+    def loss(p, x):
+        first, second = (jnp.square(x @ p[name].T).mean() for name in ("up", "down"))
+        return {"first": first + second, "total": first + second + second}
+
+    found = first_difference(loss, Loss(same), WEIGHTS, {"x": NUMBERS}, backward=False)
+    assert found.kind == "theirs divides by 2 here, ours goes on as without it" or found.kind.startswith(
+        "theirs applies div"
+    )
+    assert found.theirs.source == "first = (first + second) / 2"
+
+
+def test_where_a_gradient_is_handed_on_is_named_and_not_where_it_is_added():
+    """As that of rounded numbers, which is handed to what was rounded."""
+
+    def straight(p, x, h, through=lambda h, q: h + jax.lax.stop_gradient(q - h)):
+        q = jnp.tanh(x @ p["positions"].T)
+        loss = jnp.square(q - jax.lax.stop_gradient(h)) + jnp.square(jax.lax.stop_gradient(q) - h)
+        return jnp.sin(through(h, q)) + loss
+
+    def straight_there(m, x, h):
+        q = torch.tanh(x @ m.positions.weight.T)
+        loss = (q - h.detach()).square() + (q.detach() - h).square()
+        q = h + (q - h).detach()
+        return torch.sin(q) + loss
+
+    assert not asked(straight, straight_there, backward=True)
+    found = asked(partial(straight, through=lambda h, q: q + 0 * h), straight_there, backward=True)
+    assert found.theirs.source == "q = h + (q - h).detach()"
+
+
+def test_of_two_places_that_stop_a_gradient_the_one_that_theirs_has_not_is_named():
+    def stopped(p, x, h):
+        goal = jnp.tanh(h @ p["down"].T)
+        near = jnp.square(jax.lax.stop_gradient(jnp.sin(goal)) - h)
+        return near + jnp.square(jnp.cos(h) - jax.lax.stop_gradient(goal))
+
+    def stopped_there(m, x, h):
+        goal = torch.tanh(m.down(h))
+        return (torch.sin(goal) - h).square() + (torch.cos(h) - goal.detach()).square()
+
+    found = asked(stopped, stopped_there, backward=True)
+    assert found.ours.source.startswith("near = ")
+
+
+def test_a_gradient_of_zero_behind_many_steps_is_found():
+    """Each of which reads the one before it twice: there are 2^40 ways back."""
+
+    def steps(sin, h):
+        for _ in range(40):
+            h = h + 0.01 * sin(h)
+        return h
+
+    found = asked(
+        lambda p, x, h: jax.lax.stop_gradient(steps(jnp.sin, h)), lambda m, x, h: steps(torch.sin, h), backward=True
+    )
+    assert "detached" in found.kind

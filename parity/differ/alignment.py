@@ -167,14 +167,13 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
 
 
 def _agreed(values: Values, number: int, region: Collection[int]) -> tuple[int, ...]:
-    found, todo = [], list(values.rows[number].inputs)
-    while todo:
-        i = todo.pop(0)
+    reached, seen = [number], set[int]()
+    for i in reached:
         if i in region:
-            todo += values.rows[i].inputs
-        elif values.rows[i].data and (i in values.equal or not is_whole(values.rows[i].dtype)):
-            found.append(i)
-    return tuple(dict.fromkeys(found))
+            reached += [k for k in dict.fromkeys(values.rows[i].inputs) if k not in seen]
+            seen.update(values.rows[i].inputs)
+    tells = (i for i in reached if i not in region and values.rows[i].data)
+    return tuple(i for i in tells if i in values.equal or not is_whole(values.rows[i].dtype))
 
 
 def _constants(values: Values, number: int, region: Collection[int]) -> tuple[int, ...]:

@@ -99,6 +99,8 @@ def exchanged_axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, ...]:
     def same(array: np.ndarray) -> bool:
         return float(np.abs(finite(ours) - finite(array)).max(initial=0.0)) <= close
 
+    if ours.shape != theirs.shape:
+        ours, theirs = ours.squeeze(), theirs.squeeze()
     if ours.shape != theirs.shape or ours.size > _LARGEST or same(theirs):
         return ()
     for i, j in combinations(range(ours.ndim), 2):

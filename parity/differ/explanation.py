@@ -196,6 +196,10 @@ class _Parting:
                 sites = self.sides[0].site(mended[0]), self.sides[1].site(mended[1])
                 sure = not first.constants and sites[0].line == places[0].line
                 places = sites if len(self.starts[0]) == 1 else places
+        if stage == "backward" and not what and all("add" in side.row.operation for side in (first, second)):
+            # Both add gradients that agree, but not the same ones: they part where one that both have is handed on.
+            handed = ((_handing(first.values, i), _handing(second.values, j)) for i, j in shared(first, second))
+            sure, places = False, next(((here, there) for here, there in handed if here and there), places)
         sure = sure and not self.grown and (bool(what) or not hidden)
         agreed = _agreeing(self.first, self.second)
         return Difference(stage, *places, agreed, what, sure, sure and checked, **self.about)
@@ -293,6 +297,14 @@ def _places(first: Start, second: Start) -> tuple[Site, Site]:
     return first.values.shown(first.number), second.values.shown(second.number)
 
 
+def _handing(values: Values, number: int) -> Site | None:
+    """Where the value is made whose gradient this is: one of its size that the value reads whose derivative it is."""
+    row = values.rows[number]
+    before = () if row.forward is None else values.rows[row.forward].inputs
+    of = [i for i in before if math.prod(values.rows[i].shape) == math.prod(row.shape) and values.leaf(i) is None]
+    return values.site(of[0]) if of else None
+
+
 def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str, Any]) -> Difference:
     """One side computes what the other does not: where a gradient is cut, nothing is there to be compared."""
     assert start is not None
@@ -307,11 +319,13 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
         around = _around(other, met)
         # A weight that is stopped, or what is stopped on one side alone: both may stop the maximum in a softmax.
         handed = {row.forward for row in values.rows if row.backward}
+        both = {j for _, j in _stopped(values)}
         cut = [
             k
             for k, i in _stopped(other)
             if not around.isdisjoint((k, i))
-            and (other.rows[i].kind == "parameter" or not handed.isdisjoint(other.equal.get(i, ())))
+            and (equal := set(other.equal.get(i, ()))).isdisjoint(both)
+            and (other.rows[i].kind == "parameter" or not handed.isdisjoint(equal))
         ]
         site = other.site(cut[0]) if cut else other.made(met[0])
         if cut:
@@ -319,11 +333,17 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
         elif _hands_back(other, around, row.shape):
             said = None
         sure = bool(cut)
+    own: Site | None = values.site(start.number)
     pairs = [(i, j) for i in start.agreed for j in values.equal.get(i, ())[:1]]
+    if stage == "backward" and not sure and "add" in row.operation:
+        # What the other side adds to another gradient.
+        apart = ((i, j) for i, j in pairs if any("add" in other.rows[k].operation for k in other.readers(j)))
+        makers = ((_handing(values, i), _handing(other, j)) for i, j in apart)
+        own, site = next(((here, there) for here, there in makers if here and there), (own, site))
     if site is None and pairs:
         site = other.site(_going_on(other, pairs[0][1]))
     sites: list[tuple[Site | None, Site | None]] = [
-        (values.site(start.number), site),
+        (own, site),
         *((values.site(i), other.site(j)) for i, j in pairs),
     ]
     if values.side == "theirs":

@@ -54,14 +54,14 @@ def lost_order(first: Start, second: Start) -> Origin | None:
     ours, theirs = first.values, second.values
     experiments = Experiments(ours, theirs)
     theirs.want(ours.equals(first.agreed))
-    for i in first.agreed:
-        if i not in ours.equal or _is_in_order(ours, theirs, i):
-            continue
-        here = ours.array(i)
-        for j in reversed(ours.equal[i]):
-            there = theirs.array(j)
+    mixed = [i for i in first.agreed if i in ours.equal and not _is_in_order(ours, theirs, i)]
+    pairs = [(i, j) for i in mixed for j in reversed(ours.equal[i])]
+    # What goes on is shown better than what comes to one value, which may be another one transposed.
+    for shows in (experiments.goes_on, experiments.reached):
+        for i, j in pairs:
+            here, there = ours.array(i), theirs.array(j)
             candidates = [] if here is None or there is None else layouts(here, there)
-            if any(experiments.reached(i, array) is not None for array in candidates[:_TRIED]):
+            if any(shows(i, array) is not None for array in candidates[:_TRIED]):
                 return Origin((_first_move(ours, theirs, i), j), True)
     return None
 
@@ -123,7 +123,7 @@ def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
     if state == "other":
         return Origin((i, j), True, swapped_blocks(here, there) or "")
     axes, checked = exchanged_axes(here, there), False
-    if len(ours.rows[i].inputs) == 1 and ours.leaf(i) is None:
+    if len(ours.rows[i].inputs) == 1 and ours.parameter(i) is None:
         [k] = ours.rows[i].inputs
         equals = [m for m in ours.equal.get(k, ()) if ours.rows[k].shape == theirs.rows[m].shape]
         checked = any(distance(ours.array(k), theirs.array(m)) <= NEARLY for m in equals)
@@ -133,10 +133,10 @@ def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
 def _mixed_before(ours: Values, theirs: Values, i: int, j: int, state: str) -> tuple[int, int] | None:
     """An input of ours whose equal among their inputs, near or far, is in such a state."""
     table = not ours.rows[i].data
-    behind = [j] * table + _behind(theirs, j)
+    behind = [j] * (table or state == "other") + _behind(theirs, j)
     for k in [i] * table + _behind(ours, i):
         for m in ours.equal.get(k, ()):
-            # A table may be copied on one side alone, to the shape of what it is added to.
+            # Ours alone may move the numbers; a table may be copied to the shape of what it is added to.
             if m in behind and (k, m) != (i, j) and _order(ours, theirs, k, m) == state:
                 return k, m
     return None

@@ -94,13 +94,19 @@ class Experiments:
         ended = not alone and not {i for i, _ in run}.isdisjoint(self._returned.values())
         agreeing = {(row.place[:2], row.operation) for row in (self.other.rows[j] for j in known)}
         agreement = Agreement(returned, len(agreeing), known[0])
-        return agreement if returned or agreement.agreeing >= _ENOUGH or (apart <= _APART and not ended) else None
+        # What a norm does before it scales, another norm of the same value does too.
+        scales = apart and any(map(self.values.is_weight, self.values.rows[run[-apart][0]].inputs))
+        weighted = any(map(self.other.is_weight, (i for j in known for i in self.other.rows[j].inputs)))
+        enough = agreement.agreeing >= _ENOUGH and (weighted or not scales)
+        return agreement if returned or enough or (apart <= _APART and not ended) else None
 
     def _run_on(
         self, number: int, array: np.ndarray, alone: bool, twins: Mapping[int, int]
     ) -> Iterator[tuple[int, int | None]]:
         """What is computed anew, but for copies, each with its equal among what the other side computes alone."""
         changed = {number: array}
+        # What is rounded to whole numbers, and what is made of that alone, may agree by chance.
+        fine, rounded = not _has_whole_numbers(array), set[int]()
         if number in self._returned.values():
             # The value itself counts where it is what is returned.
             yield number, self._met(number, array)
@@ -117,8 +123,11 @@ class Experiments:
             # Numbers of another shape may not fit what follows.
             with suppress(Exception), np.errstate(all="ignore"):
                 changed[k] = np.asarray(again(given))
+                before = changed.keys() & {*reads}
+                if fine and ((before and rounded >= before) or _has_whole_numbers(changed[k])):
+                    rounded.add(k)
             if k in changed and k not in twins and (k in self._returned.values() or not self.values.copies(k)):
-                yield k, self._met(k, changed[k])
+                yield k, None if k in rounded else self._met(k, changed[k])
 
     def want_after(self, tried: Mapping[tuple[int, int], Mapping[int, int]]) -> None:
         """Sees to it, in one run, that the numbers are there that these experiments need: (a value, what comes in its
@@ -191,6 +200,10 @@ class Experiments:
         if number in self._returned.values():
             return next((j for j in equal if self._returned.get(j) == number), None)
         return next((j for j in equal if j not in self._returned and number not in self.values.equal), None)
+
+
+def _has_whole_numbers(array: np.ndarray) -> bool:
+    return array.dtype.kind in "biu" or bool((np.rint(array) == array).all())
 
 
 class Agreement(NamedTuple):
@@ -322,7 +335,7 @@ def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:
     if size > needed:
         return read in rows[made].inputs and experiments.is_small(read)
     # A mask or a table may be repeated to the shape of what it is added to.
-    return size >= 3 and (size == needed or not rows[read].data)
+    return size == needed if rows[read].data else size >= 3
 
 
 def _in_shape(array: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:

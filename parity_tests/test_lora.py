@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import cache
 from pathlib import Path
 from typing import NamedTuple
+from unittest.mock import patch
 
 import jax
 import jax.numpy as jnp
@@ -256,6 +257,15 @@ def test_training_takes_the_same_path(record, report):
     with fault.plant():
         theirs = pair.follow_torch(batches, masks)
     report(fault.name, "reference", [same_path("7 dropout", ADAPTED, ours, theirs)])
+
+
+def test_muon_trains_adapters_which_are_matrices_alone():
+    pair = TrainingPair(ADAPTED, 0.1, OptimizerConfig("muon", warmup_steps=2), TrainingConfig(steps=4))
+    batches = [batch_for(ADAPTED, "right", seed, Lengths(4)) for seed in range(4)]
+    # PyTorch's computes in bfloat16.
+    with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
+        ours, masks = pair.follow_jax(batches)
+        same_path("7 dropout", ADAPTED, ours, pair.follow_torch(batches, masks)).require()
 
 
 def test_faults_of_adapters(report):

@@ -160,7 +160,14 @@ def test_checkpoints_that_did_not_record_what_they_were_made_with(run, refuse):
 
 
 @pytest.mark.parametrize(
-    "values", [{"batches": {"next_index": "x"}}, {"batches": {"next_index": -5}}, {"seconds": ""}, {"config": 3}]
+    "values",
+    [
+        {"batches": {"next_index": "x"}},
+        {"batches": {"next_index": -5}},
+        {"seconds": ""},
+        {"config": 3},
+        {"remembered": [1]},
+    ],
 )
 def test_checkpoints_that_hold_something_else(refuse, run, values):
     record(run, **values)
@@ -171,7 +178,7 @@ def test_a_checkpoint_holds_what_those_of_earlier_versions_do(run):
     """Folders of earlier versions open, and those of this one open in them, as long as this stays."""
     step = run / "checkpoints" / "2"
     assert {path.name for path in step.iterdir() if path.is_dir()} == {"params", "opt_state", "step", "key"}
-    extra = {"batches", "fingerprint", "seconds", "config", "tokenizer", "origin", "val_loss"}
+    extra = {"batches", "fingerprint", "seconds", "config", "tokenizer", "origin", "val_loss", "remembered"}
     assert set(read_json(step / "extra.json")) == extra
     assert read_json(run / "saved.json") == {"step": 2}
 

@@ -111,6 +111,24 @@ def test_the_mean_of_the_last_checkpoints_is_numpys(averaged, capsys):
         succeed(generate, command, "last-9")
 
 
+def test_means_and_spikes_go_on_where_they_were(begin, tmp_path):
+    """Those of what was not logged yet, too, when the run was stopped."""
+    flags = "--training.accumulation 2 --training.log-noise-scale --training.log-every 3 --training.evaluate-every 99"
+    flags += " --training.checkpoint-every 1 --training.keep-checkpoints 9 --steps 6"
+    run = tmp_path / "run"
+    begin(run, flags)
+    told = [
+        {name: x for name, x in row.items() if "per_second" not in name} for row in read_metrics(run / "metrics.jsonl")
+    ]
+    saved = read_json(run / "checkpoints/6/extra.json")["remembered"]
+    lose(run, 5, 6)
+    begin(run, flags)
+    again = read_metrics(run / "metrics.jsonl")
+    assert [{name: x for name, x in row.items() if "per_second" not in name} for row in again] == told
+    assert read_json(run / "checkpoints/6/extra.json")["remembered"] == saved
+    assert saved[0] == 6
+
+
 def test_what_is_logged_if_asked_changes_no_loss(begin, tmp_path):
     runs, rows = (tmp_path / "plain", tmp_path / "asked"), []
     for run, asked in zip(runs, ("", "--training.log-norms --training.log-noise-scale"), strict=True):

@@ -90,9 +90,12 @@ def test_what_is_packed_is_said(tmp_path):
 
 
 def test_what_cannot_be_packed_is_refused(tmp_path):
-    for kind, changes in ((TextData, {"stride": 2}), (MaskedTextData, {})):
-        with refused("packing is 'crop'; expected None for masked text, and no stride"):
-            kind(packing="crop", **changes)
+    with refused("stride is 2 and packing 'crop', which reads each document once; expected stride 1"):
+        TextData(packing="crop", stride=2)
+    with refused("packing is 'crop'; expected None: text is masked"):
+        MaskedTextData(packing="crop")
+    with refused("context_length is 1; expected at least 2 tokens"):
+        TextData(context_length=1)
     with refused("has neither a start nor an end token"):
         rows_of(tmp_path, "crop", write_texts, tokenizer=TokenizerConfig("characters"))
     (tmp_path / "a.jsonl").unlink()

@@ -139,7 +139,7 @@ def test_pair_errors(tmp_path, name, content, message):
     ("source", "target", "message"),
     [
         ("a\nb\n", "A\n", "b.txt has 1 lines and .*has more; expected as many targets as sources"),
-        ("a\nb\nc\n", "A\n\nC\n", "line 2: the target is empty"),
+        ("a\nb\nc\n", "A\n\nC\n", "b.txt, line 2: the target is empty"),
         ("a\n", None, "b.txt does not exist"),
     ],
 )

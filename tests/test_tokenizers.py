@@ -267,7 +267,8 @@ def test_unknown_character_is_named(text):
 
 @pytest.mark.parametrize("text", ["two", "one two", "one<|end|> two"])
 def test_unknown_word_is_told(text):
-    tokenizer = build_tokenizer(TokenizerConfig("words"), ["one\tthree\n"], PAIR_TOKENS)
+    tokenizer = build_tokenizer(TokenizerConfig("words"), ["one\tthree\n", "a\x1cb"], PAIR_TOKENS)
+    assert len(tokenizer.encode("one a\x1cb")) == 2
     with refused(r"a word of '.*two' is not in the tokenizer's vocabulary"):
         tokenizer.encode(text)
 

@@ -99,7 +99,9 @@ def optimizers(model: nn.Module, config: OptimizerConfig) -> list[torch.optim.Op
         case "muon":
             matrices = groups(model, config, ("matrices",))
             muon = torch.optim.Muon(matrices, momentum=config.momentum, adjust_lr_fn="match_rms_adamw")
-            return [muon, adamw(model, config, ("tables", "head", "vectors"))]
+            rest = ("tables", "head", "vectors")
+            # Adapters are matrices alone.
+            return [muon, adamw(model, config, rest)] if groups(model, config, rest) else [muon]
 
 
 def adamw(model: nn.Module, config: OptimizerConfig, kinds: Sequence[str] = KINDS) -> torch.optim.AdamW:

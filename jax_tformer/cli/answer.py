@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
-from jax_tformer.config import TransformerConfig
+from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.config.errors import WHY, InputError, explained, require
 from jax_tformer.config.experiment import DecodingConfig, MeshConfig, PairData, TextData
 from jax_tformer.data.tokenizers import load_tokenizer
@@ -220,7 +220,9 @@ def load_model(options: "GenerateOptions", model: Opened) -> Trained:
     from jax_tformer.startup import set_up_jax
     from jax_tformer.training.sharding import make_mesh
 
-    set_up_jax(model.config if options.dtype is None else model.config.with_dtype(options.dtype))
+    said = read_origin(run.path).config
+    stored: Dtype = "float64" if "float64" in (said.get("dtype"), said.get("torch_dtype")) else "float32"
+    set_up_jax(model.config.with_dtype(options.dtype or stored))
     mesh = None if devices is None else make_mesh(devices)
     net, params, _ = load_pretrained(run.path, dtype=options.dtype, mesh=mesh)
     return Trained(net, params, model.reader.tokenizer, 0, tuple(model.notes))

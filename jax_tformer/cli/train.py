@@ -214,7 +214,7 @@ def train(plan: "TrainPlan", started: float) -> int:
         with line.during("compiling"):
             compiled = compiling.result()
         keep_freed_memory(compiled)
-        reporter = Reporter(experiment, log, line, started, diagnosis, pipeline.epochs, mesh)
+        reporter = Reporter(experiment, log, line, started, diagnosis, pipeline.epochs, mesh, resumption.remembered)
         for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, compiled.as_text() or ""):
             line.say(note)
 
@@ -247,7 +247,7 @@ def train(plan: "TrainPlan", started: float) -> int:
             if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
                 reporter.flush()
                 log.sync()
-                resumption.save(state, batches, held_out_loss)
+                resumption.save(state, batches, held_out_loss, reporter.memory)
             if last:
                 break
         if number < training.steps:

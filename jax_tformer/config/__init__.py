@@ -430,7 +430,7 @@ class TransformerConfig:
         )
         require(
             turned is None or (turned % 2 == 0 and turned <= width),
-            f"rotary.width is {turned} and the head width is {width}; expected an even number of its columns",
+            f"rotary.width is {turned}, of heads as wide as {width}; expected an even number of their columns",
         )
 
     def _check_lora(self, lora: LoraConfig) -> None:

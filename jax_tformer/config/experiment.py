@@ -100,8 +100,15 @@ class TextData:
         check_fields(self)
         _require_path_fits(self.source, self.path)
         require(
-            self.packing is None or (self.kind == "text" and self.stride == 1),
-            f"packing is {self.packing!r}; expected None for masked text, and no stride, as each document is read once",
+            self.packing is None or self.kind == "text", f"packing is {self.packing!r}; expected None: text is masked"
+        )
+        require(
+            self.packing is None or self.stride == 1,
+            f"stride is {self.stride} and packing {self.packing!r}, which reads each document once; expected stride 1",
+        )
+        require(
+            self.context_length > 1 or self.kind == "masked",
+            "context_length is 1; expected at least 2 tokens: one that is read, and one that follows",
         )
 
 

@@ -394,8 +394,8 @@ def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
             short, longer = (path, others[0]) if source is None else (others[0], path)
             told = f"{short} has {number - 1:,} lines and {longer} has more"
             raise InputError(f"{told}; expected as many targets as sources, line by line")
-        for side, text in (("source", source), ("target", target)):
-            require(text.strip(), f"{path}, line {number:,}: the {side} is empty; expected text; remove the pair")
+        for side, text, file in (("source", source, path), ("target", target, [path, *others][-1])):
+            require(text.strip(), f"{file}, line {number:,}: the {side} is empty; expected text; remove the pair")
         yield source.strip(), target.strip()
 
 

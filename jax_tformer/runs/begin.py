@@ -15,6 +15,7 @@ import json
 import math
 import shutil
 import time
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cached_property
 from pathlib import Path
@@ -211,6 +212,8 @@ class Resumption:
     experiment: ExperimentConfig
     started: float
     """When this session began, or would have begun, had the run been one session so far."""
+    remembered: Sequence[float] = (0, 0, 0)
+    """What the reporter of an earlier session remembered."""
     best: float = math.inf
     """The lowest held-out loss that was saved."""
     notes: list[str] = field(default_factory=list)
@@ -245,6 +248,9 @@ class Resumption:
             self.started -= float(extra["seconds"])
             planned = extra["config"]["training"]["steps"]
             batches.set_state(extra["batches"])
+            # Runs from before 2026-11-26 have none.
+            steps, mean, variance, *noise = map(float, extra.get("remembered") or self.remembered)
+            self.remembered = steps, mean, variance, *noise
         require(
             fingerprint == self.fingerprint,
             "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run",
@@ -271,17 +277,22 @@ class Resumption:
         return held_out_loss is not None and held_out_loss < self.best
 
     def save(
-        self, state: TrainState, batches: grain.DatasetIterator[Batch], held_out_loss: float | None = None
+        self,
+        state: TrainState,
+        batches: grain.DatasetIterator[Batch],
+        held_out_loss: float | None = None,
+        remembered: Sequence[float] = (0, 0, 0),
     ) -> None:
         """Begins to save in the background a state whose own step was finite; it may be donated at once.
 
-        `held_out_loss` is that of this state, if known.
+        `held_out_loss` is that of this state, if known; `remembered` is `Reporter.memory`.
         """
         step = int(state.step)
         self.checkpoints.keep(before=step)
         extra = self._unchanging | {
             "batches": batches.get_state(),
             "seconds": self.seconds,
+            "remembered": list(remembered),
             HELD_OUT_LOSS: held_out_loss,
         }
         if held_out_loss is not None:

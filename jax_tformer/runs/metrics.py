@@ -9,8 +9,9 @@ import re
 import shutil
 import struct
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -334,6 +335,8 @@ class Reporter:
     epochs: Callable[[int], Row]
     """Says how often the data was read after so many steps."""
     mesh: Mesh
+    remembered: Sequence[float] = (0, 0, 0)
+    """What an earlier session remembered."""
 
     def __post_init__(self) -> None:
         training = self.experiment.training
@@ -348,8 +351,9 @@ class Reporter:
         rate = product_rate(self.experiment.model.compute.dtype) if training.log_utilization else None
         self._peak = None if rate is None else rate * count()
         self._first_step: float | None = None
-        self._spikes = Spikes()
-        self._noise = list[tuple[float, float]]()
+        steps, mean, variance, *noise = self.remembered
+        self._spikes = Spikes(int(steps), mean, variance)
+        self._noise = [*zip(noise[::2], noise[1::2], strict=True)]
 
     @property
     def speed(self) -> Row:
@@ -359,6 +363,11 @@ class Reporter:
         step after an evaluation.
         """
         return {"tokens_per_second": None, "seconds_to_first_step": self._first_step} | self._speed_of(self._totals)
+
+    @property
+    def memory(self) -> list[float]:
+        """What a later session needs to report as this one would: the losses so far, and what is not yet logged."""
+        return [self._spikes.steps, self._spikes.mean, self._spikes.variance, *chain.from_iterable(self._noise)]
 
     def _speed_of(self, totals: np.ndarray) -> Row:
         """Returns tokens_per_second and, if the rate of products was measured, utilization; neither in no time."""
@@ -409,7 +418,8 @@ class Reporter:
             # Batches are numbered from 0.
             row |= {"spike": deviations, "batch": number - 1}
         if metrics.noise is not None:
-            self._noise.append(jax.device_get(metrics.noise))
+            signal, noise = map(float, metrics.noise)
+            self._noise.append((signal, noise))
         if number % self.experiment.training.log_every == 0:
             rate = float(self._rate(number - 1))
             row |= {"gradient_norm": float(metrics.gradient_norm), "learning_rate": rate}

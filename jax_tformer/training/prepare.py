@@ -17,6 +17,7 @@ from jax.sharding import Mesh
 from jaxtyping import PyTree
 
 from jax_tformer.config import Remat, StackConfig, TransformerConfig
+from jax_tformer.config.errors import require
 from jax_tformer.config.experiment import PairData, TextData, TrainingConfig
 from jax_tformer.functional import AnyTransformer, transformer
 from jax_tformer.lora import join_adapters, split_adapters, trained
@@ -67,9 +68,14 @@ def fit_to_devices(
     """Replaces compute.remat "auto" and compute.unroll None by choices for training on batches shaped like `batch`.
 
     On a GPU the layers are unrolled, since a loop copies the parameters of each layer and what its backward pass needs.
-    With FSDP they are not, since without a loop nothing keeps the compiler from gathering all layers at once.
+    With FSDP they are not, since without a loop nothing keeps the compiler from gathering all layers at once. Raises
+    InputError for a kernel that these devices do not run.
     """
     device = mesh.local_devices[0]
+    require(
+        config.compute.attention != "pallas" or device.platform == "tpu",
+        f"attention is 'pallas', a kernel for TPUs, and this is a {device.platform}; expected 'auto'",
+    )
     if config.compute.unroll is None:
         depth = max(stack.num_layers for stack in config.stacks.values())
         unrolls = device.platform == "gpu" and mesh.shape["fsdp"] == 1

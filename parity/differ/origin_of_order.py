@@ -133,7 +133,8 @@ def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
 def _mixed_before(ours: Values, theirs: Values, i: int, j: int, state: str) -> tuple[int, int] | None:
     """An input of ours whose equal among their inputs, near or far, is in such a state."""
     table = not ours.rows[i].data
-    behind = [j] * (table or state == "other") + _behind(theirs, j)
+    moved = state == "other" and ours.parameter(i) is None
+    behind = [j] * (table or moved) + _behind(theirs, j)
     for k in [i] * table + _behind(ours, i):
         for m in ours.equal.get(k, ()):
             # Ours alone may move the numbers; a table may be copied to the shape of what it is added to.

@@ -188,9 +188,10 @@ def test_buffers_dropout_frozen_parameters_whole_numbers_and_a_gradient_of_zero(
     module = Attention()
     assert all(figure.passed for figure in check_parity(attention, module, ROWS, [X], zero_gradients=["key.bias"]))
     assert module.training
-    with pytest.raises(ParityError, match="gate 5") as raised:
-        check_and_explain(attention, module, ROWS, [X], gates=["1", "5"])
-    assert "the gradients of key.bias; name them in zero_gradients" in str(raised.value.difference)
+    for gate in "25":
+        with pytest.raises(ParityError, match=f"gate {gate}") as raised:
+            check_and_explain(attention, module, ROWS, [X], gates=["1", gate])
+        assert "the gradients of key.bias; name them in zero_gradients" in str(raised.value.difference)
 
 
 def test_a_red_gate_5_is_explained_with_the_weights_of_its_steps(module):

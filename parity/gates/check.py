@@ -273,8 +273,8 @@ class OwnPair:
         if not found:
             return ""
         return (
-            f"zero but for rounding, of which AdamW makes steps of full length: the gradients of {', '.join(found)}; name "
-            "them in zero_gradients, where they have to be zero"
+            f"zero but for rounding, of which AdamW makes steps of full length: the gradients of {', '.join(found)}; "
+            "name them in zero_gradients, where they have to be zero"
         )
 
     @cached_property

@@ -142,21 +142,3 @@ def test_a_transposed_input_is_named_and_not_the_line_behind_a_norm():
     assert found.ours.source == "pairs = pairs.swapaxes(0, 1)"
     assert found.kind == "the same numbers in another order: axes 0 and 1 are exchanged"
     assert found.sure
-
-
-def test_of_two_operands_the_one_that_lost_its_order_is_named():
-    """A sum is mended, transposed, by the transpose of the other one, too."""
-
-    def there(self, x):
-        first, second = (x @ table @ x.T for table in (self.first, self.second))
-        return (first[None] + second[None].transpose(1, 2)).softmax(-1)[0] @ x
-
-    def wrong(p, x):
-        first, second = (x @ p[name] @ x.T for name in ("first", "second"))
-        scores = first + second
-        return jax.nn.softmax(scores) @ x
-
-    names = ("first", "second")
-    theirs = Module(there, **dict.fromkeys(names, lambda: nn.Parameter(torch.randn(6, 6))))
-    found = first_difference(wrong, theirs, {name: name for name in names}, [numbers(5, 6)])
-    assert "transpose" in found.theirs.source

@@ -38,7 +38,8 @@ class Difference:
     kind: str | None = None
     """What kind of difference it is, where the numbers prove it."""
     sure: bool = False
-    """Whether both places read the same agreed values. Otherwise they are where to look first, and no more."""
+    """Whether the numbers or an experiment prove it, or both places read the same agreed values. Otherwise they are
+    where to look first, and no more. Where it is not `confirmed`, the verdict is "likely"."""
     confirmed: bool = False
     """Whether, fed with what agrees, in one order, the two differ here: the difference is not inherited."""
     parameters: tuple[str, ...] = ()

@@ -383,8 +383,10 @@ def _stopped(values: Values) -> list[tuple[int, int]]:
 
 
 def stopped_alone(values: Values, other: Values) -> tuple[int, int] | None:
-    """(where this side alone stops a gradient, the equal of that to which the other one hands what this side has
-    nowhere), the last first."""
+    """(where this side alone stops a gradient, the equal of what it stops), the last such place, if there is one.
+
+    The other side hands to that value, or to what it is the sum of, a gradient that this side computes nowhere.
+    """
     handed = {row.forward for n, row in enumerate(other.rows) if row.features is not None and n not in other.equal}
     both = {j for _, j in _stopped(other)}
     for k, i in _stopped(values):

@@ -265,8 +265,8 @@ class ComputeConfig:
     dtype: Dtype = "float32"
     """Type of activations and matrix products; norms, softmax and loss use at least float32."""
     attention: AttentionImplementation = "auto"
-    """Implementation of attention; auto: the one that suits platform, type and shapes (see model/fast.py). With a cache it
-    is always blocks."""
+    """Implementation of attention; auto: the one that suits platform, type and shapes (see model/fast.py). With a cache
+    it is always blocks."""
     remat: Remat = "auto"
     """What the backward pass recomputes: nothing, all but products and attention (dots), or whole layers (full)."""
     unroll: Positive | None = None

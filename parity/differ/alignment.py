@@ -1,5 +1,6 @@
 """Finds where two sides part: between outputs that differ and the last values that have an equal on the other side."""
 
+import math
 import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
@@ -107,7 +108,7 @@ def are_counterparts(ours: Start, theirs: Start) -> bool:
     """Whether two starts do the same: operations of one kind, or of the same values. Whole numbers never tell, because
     each side may choose, sort and mask in its own way; nor does what is done with another weight."""
     rows = ours.row, theirs.row
-    if any(is_whole(row.dtype) for row in rows):
+    if any(is_whole(row.dtype) for row in rows) or math.prod(rows[0].shape) != math.prod(rows[1].shape):
         return False
     names = [re.sub(r"^(aten|prims)\.|_?$", "", row.operation) for row in rows]
     weights = [

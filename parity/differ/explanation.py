@@ -160,7 +160,7 @@ class _Parting:
         """Where both computed the same numbers, or hold them as weights."""
         ours, theirs = self.sides
         order = f"the same numbers in another order{': ' * bool(said)}{said}"
-        if ours.rows[i].kind == "operation":
+        if ours.rows[i].kind != "parameter":
             return Difference(self.stage, ours.made(i), theirs.made(j), (), order, True, True, **self.about)
         held = order.removeprefix("the same numbers")
         told = f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name}{held}"
@@ -212,7 +212,10 @@ def _is_inherited(first: Start, second: Start) -> bool:
         return distance(first.values.array(i), second.values.array(j))
 
     before = max((apart(i, j) for i, j in shared(first, second)), default=0.0)
-    return 1e-12 < before < 1e-5 and apart(first.number, second.number) < 100 * before
+    # What is left of a difference of large numbers has their rounding.
+    rows = first.values.rows
+    left = first.row.largest / max(first.row.largest, *(rows[i].largest for i in first.row.inputs), 1e-300)
+    return 1e-12 < before < 1e-5 and left * apart(first.number, second.number) < 100 * before
 
 
 def _agreeing(first: Start, second: Start) -> tuple[tuple[Site, Site], ...]:

@@ -314,7 +314,13 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
     found = dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *ends, *zeros))
     places = [k for k in found if not values.copies(k)]
     read = {k: (*values.rows[k].inputs, *start.agreed, *([branches[k]] if k in branches else ())) for k in places}
-    pairs = [(k, i) for k in places for i in dict.fromkeys(read[k]) if _may_stand_for(experiments, i, k)]
+    # A state that begins at zero is zero again without a step, wherever that stands.
+    pairs = [
+        (k, i)
+        for k in places
+        for i in dict.fromkeys(read[k])
+        if values.rows[i].largest > 0 and _may_stand_for(experiments, i, k)
+    ]
     tried = {(k, i): experiments.twins(k, i) for k, i in pairs}
     experiments.want_after(tried)
     for (k, i), twins in tried.items():

@@ -580,3 +580,54 @@ def test_a_gradient_of_zero_behind_many_steps_is_found():
         lambda p, x, h: jax.lax.stop_gradient(steps(jnp.sin, h)), lambda m, x, h: steps(torch.sin, h), backward=True
     )
     assert "detached" in found.kind
+
+
+def steps_there(m, x, h):
+    """From a state that is zero, backwards."""
+    state = torch.zeros_like(x[0])
+    for row in h.flip(0):
+        gate = torch.sigmoid(m.down(row))
+        state = gate * state + (1 - gate) * torch.tanh(m.up(row))
+    return state + h
+
+
+def steps(p, x, h):
+    def step(state, row):
+        gate = jax.nn.sigmoid(row @ p["down"].T)
+        return gate * state + (1 - gate) * jnp.tanh(row @ p["up"].T), None
+
+    return jax.lax.scan(step, jnp.zeros_like(x[0]), h)[0] + h
+
+
+def test_a_step_from_a_state_of_zero_is_not_said_to_be_more_than_theirs():
+    assert "without it" not in (asked(steps, steps_there).kind or "")
+
+
+def test_tables_in_another_order_are_no_weights_that_are_read_wrongly():
+    def added(p, x, h):
+        table = jnp.concatenate([jnp.cos(GRID[:, :3]), jnp.sin(GRID[:, :3])], -1)
+        return h + table
+
+    def added_there(m, x, h):
+        angles = torch.tensor(GRID)[:, :3]
+        return h + torch.cat([angles.sin(), angles.cos()], -1)
+
+    found = asked(added, added_there)
+    assert found.stage == "forward"
+    assert not found.parameters
+
+
+def test_whole_numbers_that_are_returned_are_compared():
+    class Best(Between):
+        def forward(self, x):
+            h = self.up(x)
+            return {"h": h, "best": (h + self.down(x)).argmax(-1)}
+
+    def best(p, x):
+        h = x @ p["up"].T
+        return {"h": h, "best": h.argmax(-1)}
+
+    found = first_difference(best, Best(same), WEIGHTS, {"x": NUMBERS})
+    assert found
+    assert found.differing[0].startswith("best")
+    assert "argmax" in found.ours.source

@@ -54,7 +54,7 @@ class Difference:
     sides: tuple[str, str] = ("JAX", "PyTorch")
     """What ours and theirs are called."""
     left_out: tuple[str, ...] = ()
-    """Outputs that only one side has, or that are no floating-point arrays: they were not compared."""
+    """Outputs that only one side has, or that are no arrays: they were not compared."""
     trained_alone: tuple[str, ...] = ()
     """Parameters that theirs does not train (`requires_grad` is False), and that have a gradient in ours."""
     narrow: tuple[Site, ...] = ()

@@ -25,7 +25,7 @@ from parity.differ.traced_sides import Sides, in_double, is_array
 from parity.differ.weights import wrong_weights
 from parity.gates.bridge import Bridge, Tensors, to_torch
 from parity.gates.measure import FLOAT64_BAR, ParityError, failure, reason_of
-from parity.gates.projection import Inputs, common_outputs, double, named_outputs, projection
+from parity.gates.projection import Inputs, common_outputs, double, floating, named_outputs, projection
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import WeightMap, Weights, paths
 from parity.islands import defaults_of
@@ -66,8 +66,8 @@ def first_difference(
     module of theirs, or what a kind says ("epsilon"). Theirs goes on with our numbers from there, and the answer names
     them. What differs by no more than `bar` counts as equal.
 
-    Outputs have names as for `check_parity`. Those that only one side has, and those that are no floating-point arrays,
-    are not compared: the answer names them in `left_out`. Where gradients are compared, it names in `trained_alone` the
+    Outputs have names as for `check_parity`. Those that only one side has, and those that are no arrays, are not
+    compared: the answer names them in `left_out`. Where gradients are compared, it names in `trained_alone` the
     parameters that theirs does not train and that have a gradient in ours.
 
     Raises ParityError where the two cannot be compared: no weights, outputs without a common name, other shapes.
@@ -188,11 +188,11 @@ def followed_pair(
         return jax.tree.map(convert, params)
 
     def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return named_outputs(given.call(ours, params, arrays=inputs), "ours", jax.Array, left_out)
+        return named_outputs(given.call(ours, params, arrays=inputs), "ours", jax.Array, left_out, whole=True)
 
     def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
         with defaults_of(module):
-            return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out)
+            return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out, whole=True)
 
     with _tried(module) as tried:
         returned = _outputs(run_ours, run_theirs, tried, made(_shape), given.arrays)
@@ -220,7 +220,7 @@ def _with_loss(run: Callable[..., dict[str, Any]], names: Mapping[str, str]) -> 
         found = run(weights, inputs)
         outputs = {name: found[key] for name, key in names.items()}
         loss: Any = 0.0
-        for name, value in outputs.items():
+        for name, value in floating(outputs).items():
             weight: Any = projection(name, tuple(value.shape)).astype(np.float64)
             loss = loss + (value * (torch.from_numpy(weight) if isinstance(value, torch.Tensor) else weight)).sum()
         return loss, outputs

@@ -319,7 +319,7 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
         (k, i)
         for k in places
         for i in dict.fromkeys(read[k])
-        if values.rows[i].largest > 0 and _may_stand_for(experiments, i, k)
+        if (values.rows[i].largest > 0 or not values.rows[i].data) and _may_stand_for(experiments, i, k)
     ]
     tried = {(k, i): experiments.twins(k, i) for k, i in pairs}
     experiments.want_after(tried)

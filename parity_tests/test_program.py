@@ -7,7 +7,7 @@ import pytest
 
 from jax_tformer.config.errors import InputError
 from torch_ref import reference
-from twin import prove
+from twin import pair, prove
 
 
 @pytest.fixture(autouse=True)
@@ -19,7 +19,7 @@ def test_a_fault_is_red(monkeypatch, capsys):
     def faulty(config):
         return reference(replace(config, encoder=replace(config.encoder, norm_eps=1e-6)))
 
-    monkeypatch.setattr(bridge, "reference", faulty)
+    monkeypatch.setattr(pair, "reference", faulty)
     assert prove.main(["article-encoder"]) == 1
     said = capsys.readouterr().out
     assert said.startswith("article-encoder: RED: gate 9 numbers lost 0.0e+00, gate 1 activations ")

@@ -54,7 +54,7 @@ def test_stacked_layers_of_a_fused_matrix_there_and_back(dtype):
     for layer in range(LAYERS):
         second = tensors[f"h.{layer}.attn.weight"][:, WIDTH : 2 * WIDTH]
         assert np.array_equal(kernel[layer], second.reshape(WIDTH, HEADS, -1))
-    assert weights.ours_to_theirs["blocks.key.bias"] == tuple(f"h.{layer}.attn.bias" for layer in range(LAYERS))
+    assert weights.ours_to_theirs["blocks.key.bias"] == [(f"h.{layer}.attn.bias",) for layer in range(LAYERS)]
     assert np.array_equal(params["head"]["kernel"], tensors["head.weight"].T)
 
 
@@ -107,7 +107,7 @@ def test_ours_may_be_fused_of_several_and_stacked_twice():
     assert np.array_equal(params["qkv"], np.concatenate(parts, 1).reshape(16, 3).T)
     assert params["up"].shape == (2, 11, 5, 3)
     assert np.array_equal(params["up"][1, 10], tensors["layers.1.experts.10.up"].T)
-    assert weights.ours_to_theirs["qkv"] == ("q", "k", "v")
+    assert weights.ours_to_theirs["qkv"] == [("q", "k", "v")]
     assert_same_bits(weights.back(params), tensors)
 
 

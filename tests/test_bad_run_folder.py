@@ -166,7 +166,7 @@ def test_checkpoints_that_did_not_record_what_they_were_made_with(run, refuse):
         {"batches": {"next_index": -5}},
         {"seconds": ""},
         {"config": 3},
-        {"remembered": [1]},
+        *({"remembered": x} for x in ([1], [6, 3, 0, 1], [6, 3, -1, 0, 0, 0], [-1, 0, 0, 0, 0, 0], "123456", {"a": 1})),
     ],
 )
 def test_checkpoints_that_hold_something_else(refuse, run, values):

@@ -188,7 +188,7 @@ TRICKY = "".join(random.Random(0).choices([*"aé日१.'s \n\t\r_", "<|e|>", "<|
 def tricky(request):
     """A tokenizer trained on little, and built as the families build theirs."""
     if request.param not in FAMILIES:
-        return build_tokenizer(TokenizerConfig(request.param), [TRICKY], {"end": "<|e|>"})
+        return build_tokenizer(TokenizerConfig(request.param), [TRICKY + "。"], {"end": "<|e|>"})
     splitter, normalizer = FAMILIES[request.param]
     bert = request.param == "BERT"
     backend = tokenizers.Tokenizer(models.WordPiece(unk_token="[UNK]") if bert else models.BPE())
@@ -205,7 +205,7 @@ def tricky(request):
 @pytest.mark.parametrize("spaces", [True, False])
 def test_ids_of_pieces_are_those_of_the_whole_text(tricky, spaces, size, monkeypatch):
     monkeypatch.setattr(ours, "_PIECE_BYTES", size)
-    written = TRICKY if spaces else TRICKY.replace(" ", "")
+    written = TRICKY if spaces else TRICKY.replace(" ", "日").replace("é", "。")
     text = written.encode()
     assert "".join(Pieces([text])) == written
     assert len(pieces := list(Pieces([text]))) > 20
@@ -215,10 +215,22 @@ def test_ids_of_pieces_are_those_of_the_whole_text(tricky, spaces, size, monkeyp
     assert ids.tolist() == [7, *backend_ids(tricky, written)]
 
 
-def test_a_text_without_spaces_has_pieces_too():
-    pieces = list(Pieces([("你好。\n" * 10_000).encode()]))
-    assert "".join(pieces) == "你好。\n" * 10_000
-    assert max(map(len, pieces)) < 9000
+@pytest.mark.parametrize(
+    "part",
+    [
+        "你好。\n",
+        "\u3000\u3000你好，再见。\n",
+        "“你好。”\n\n他们说，",
+        "こんにちは、\n\n",
+        "code\n",
+        "x" * 20_000 + " y" * 9999,
+    ],
+)
+def test_a_text_without_spaces_has_pieces_too(part):
+    text = part * (200_000 // len(part.encode()) + 1)
+    pieces = list(Pieces([text.encode()]))
+    assert "".join(pieces) == text
+    assert max(map(len, pieces)) < 30_000
 
 
 def test_many_ids_take_four_bytes():

@@ -20,10 +20,10 @@ import pyarrow.parquet
 import pytest
 
 from jax_tformer.cli import tokenize, train
-from jax_tformer.config.experiment import TextData, TrainingConfig
+from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import sources, tokenizing
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
-from jax_tformer.data.tokenizers import load_tokenizer
+from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
 from jax_tformer.files import locked, read_json
 from tests.memory import traced_peak
 from tests.refusals import refused
@@ -144,10 +144,11 @@ def test_folders_and_long_texts(packer, folder, monkeypatch):
 
 def test_the_length_of_a_text_takes_no_memory(folder, monkeypatch):
     monkeypatch.setattr(sources, "_BLOCK", 2**16)
+    tokenizer = build_tokenizer(TokenizerConfig("bytes"), [], {})
 
     def peak(times):
         (folder / "a.txt").write_text("some words, again and again\n" * 20_000 * times)
-        groups = tokenizing._groups([folder / "a.txt"], tokenizing.ShardsConfig(), True, lambda size: None)
+        groups = tokenizing._groups([folder / "a.txt"], tokenizing.ShardsConfig(), tokenizer, lambda size: None)
         # A queue without room, so that none of them is kept.
         return traced_peak(lambda: deque(groups, maxlen=0))
 

@@ -222,18 +222,20 @@ class Tokenizer:
         """
         if self._table is not None:
             return self._encode_texts(texts, first)
-        said = "ids of pieces behind line ends", tokenizers.__version__, self.as_json, str(list(first))
+        said = "ids of pieces with gaps", tokenizers.__version__, self.as_json, str(list(first))
         key: Iterable[str | memoryview] = chain(said, texts)
         return np.frombuffer(kept(key, lambda: self._encode_texts(texts, first).data), self.id_type)
 
     def _encode_texts(self, texts: Sequence[memoryview], first: Sequence[int]) -> np.ndarray:
         ids = bytearray()
         begin = np.array(first, self.id_type).tobytes()
-        cut = self.can_be_cut
+        cut, gaps = self.can_be_cut, self.has_gaps
         pieces = (
             piece
             for text in texts
-            for piece in enumerate(Pieces([text]) if cut and len(text) > _PIECE_BYTES else [str(text, "utf-8")])
+            for piece in enumerate(
+                Pieces([text], gaps=gaps) if cut and len(text) > _PIECE_BYTES else [str(text, "utf-8")]
+            )
         )
         for group in batched(pieces, _PIECES_TOGETHER):
             for (number, _), part in zip(group, self.encode_batch([piece for _, piece in group]), strict=True):
@@ -252,11 +254,21 @@ class Tokenizer:
 
     @cached_property
     def can_be_cut(self) -> bool:
-        """Whether a text has the same ids if it is cut as `Pieces` does: Llama 2 puts a space before each."""
+        """Whether a text has the same ids if it is cut before a space: Llama 2 puts a space before each piece."""
+        return self._can_be_cut("a", " a")
+
+    @cached_property
+    def has_gaps(self) -> bool:
+        """Whether it has the same ids, too, if it is cut where `Pieces` cuts text without spaces."""
+        return self._can_be_cut("a", "\n\u5b57", "\u3002\n", "a")
+
+    def _can_be_cut(self, *pieces: str) -> bool:
         words = isinstance(self._backend.pre_tokenizer, pre_tokenizers.WhitespaceSplit)
-        if self._table is not None or (words and self._backend.normalizer is None):
+        if self._table is not None:
             return True
-        whole, *parts = self.encode_batch(["a a.\na", "a", " a.\n", "a"])
+        if words and self._backend.normalizer is None:
+            return "\u3002\n" not in pieces
+        whole, *parts = self.encode_batch(["".join(pieces), *pieces])
         return whole.tolist() == np.concatenate(parts).tolist()
 
     def decode(self, ids: Iterable[int]) -> str:
@@ -306,19 +318,18 @@ class Pieces(Iterable[str]):
     """Iterates over a text, given in blocks of UTF-8, in parts of about 8,192 bytes: the library is slow on long texts.
 
     Cuts before a space, which is where no token of GPT-2, BERT, Llama 3 or Qwen 2 crosses: the ids are those of the
-    whole text. Only text without spaces is cut behind a line end that has no other white space around it (Llama 3
-    takes a full stop and the line end for one word). Where the blocks end does not matter.
+    whole text. Text without spaces is cut elsewhere, if `gaps` says so: around the end of a line, or between a Chinese
+    character (or kana) and a comma or full stop. Where the blocks end does not matter.
     """
 
-    def __init__(self, blocks: Iterable[bytes | memoryview]) -> None:
+    def __init__(self, blocks: Iterable[bytes | memoryview], *, gaps: bool = True) -> None:
         self._blocks = blocks
+        self.gaps = gaps
 
     def __iter__(self) -> Iterator[str]:
         least, most = _PIECE_BYTES, 2 * _PIECE_BYTES
-        # No other white space stands before or behind the line end, nor what may begin like one in UTF-8.
-        before = rb"(?<=\S\n)(?<!\xc2.\n)(?<![\xe1\xe2]..\n)(?<!\xe3\x80\x80\n)"
-        behind = rb"(?![\s/\xc2\xe1\xe2]|\xe3\x80\x80)"
-        piece = re.compile(rb"(?s).{%d,%d}?(?<=\S)(?= )|.{%d,}?%s%s|.+" % (least, most - 1, least, before, behind))
+        places = b"%s|%s" % (_SPACE, _GAP) if self.gaps else _SPACE
+        piece = re.compile(rb"(?s).{%d,%d}?%s|.{%d,}?(?:%s)|.+" % (least, most - 1, _SPACE, least, places))
         rest: bytes | memoryview = b""
         for block in self._blocks:
             rest = b"".join((rest, block)) if len(rest) else block
@@ -332,6 +343,20 @@ class Pieces(Iterable[str]):
             rest = rest[end:]
         for found in piece.finditer(rest):
             yield str(found[0], "utf-8")
+
+
+_SPACE = rb"(?<=\S)(?= )"
+_LETTER = rb"(?:(?<=[\xe5-\xe9]..)|(?<=\xe3\x81.))"
+"""Behind a Chinese character (from U+5000 on) or kana (to U+307F): all of these are letters."""
+_GAP = b"|".join(
+    [
+        _LETTER + rb"(?=\n|\xe3\x80[\x81\x82]|\xef\xbc\x8c)",
+        rb"(?<=[0-9A-Za-z])(?=\n)",
+        # Llama 3 takes a full stop and the line end for one word, and GPT-2 all white space around that but the last.
+        # What may be white space in UTF-8 begins with one of these bytes.
+        rb"(?<=\S\n)(?<!\xc2.\n)(?<![\xe1\xe2]..\n)(?<!\xe3\x80\x80\n)(?![\s/\xc2\xe1\xe2]|\xe3\x80\x80)",
+    ]
+)
 
 
 def _look_up(table: np.ndarray, encoding: str, texts: Sequence[str]) -> list[np.ndarray]:

@@ -56,8 +56,10 @@ def is_held_out(digest: bytes, fraction: float) -> bool:
     return int.from_bytes(digest[:8], "big") < fraction * 2**64
 
 
-def read_documents(path: Path, config: ShardsConfig) -> Iterator[tuple[Iterable[str], bytes, int]]:
-    """Yields the documents of a file, in pieces, each with its SHA-256 and its size in bytes (UTF-8).
+def read_documents(
+    path: Path, config: ShardsConfig, *, gaps: bool = True
+) -> Iterator[tuple[Iterable[str], bytes, int]]:
+    """Yields the documents of a file, in pieces (see `Pieces`), each with its SHA-256 and its size in bytes (UTF-8).
 
     Raises InputError if the file cannot be read, or a document is empty.
     """
@@ -70,7 +72,7 @@ def read_documents(path: Path, config: ShardsConfig) -> Iterator[tuple[Iterable[
             size += len(block)
             empty = empty and is_empty([block])
         require(not empty, f"{place}: the text is empty; expected text; remove it")
-        yield Pieces(blocks), hashed.digest(), size
+        yield Pieces(blocks, gaps=gaps), hashed.digest(), size
 
 
 class _Group(NamedTuple):
@@ -83,7 +85,7 @@ class _Group(NamedTuple):
 
 
 def _groups(
-    files: Sequence[Path], config: ShardsConfig, can_be_cut: bool, advance: Callable[[int], Any]
+    files: Sequence[Path], config: ShardsConfig, tokenizer: Tokenizer, advance: Callable[[int], Any]
 ) -> Iterator[_Group]:
     """Yields the texts of `files` in groups, the last of which may be empty; says how much of the files it has read."""
     texts = list[tuple[int, bool, str]]()
@@ -96,11 +98,11 @@ def _groups(
 
     for path in files:
         left = path.stat().st_size
-        for pieces, hashed, size in read_documents(path, config):
+        for pieces, hashed, size in read_documents(path, config, gaps=tokenizer.has_gaps):
             part = int(is_held_out(hashed, config.held_out))
             counts[part][0] += 1
             counts[part][1] += size
-            for begin, piece in enumerate(pieces if can_be_cut else ["".join(pieces)]):
+            for begin, piece in enumerate(pieces if tokenizer.can_be_cut else ["".join(pieces)]):
                 texts.append((part, not begin, piece))
                 seen.update(hashed)
                 waiting += len(piece)
@@ -146,7 +148,7 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
     with locked(out, out), Progress(console=console, transient=True, disable=not console.is_terminal) as bar:
         writer = _Writer(out, tokenizer, config)
         task = bar.add_task("tokenizing", total=sum(path.stat().st_size for path in files))
-        groups = _groups(files, config, tokenizer.can_be_cut, lambda size: bar.advance(task, size))
+        groups = _groups(files, config, tokenizer, lambda size: bar.advance(task, size))
         require(
             # Takes the groups that are written already.
             not (seen := writer.state["seen"]) or any(group.state["seen"] == seen for group in groups),

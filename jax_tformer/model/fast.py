@@ -102,7 +102,8 @@ def _refusal(implementation: str, mask: Mask, drops: bool) -> str | None:
         return "cannot drop attention weights; expected 'auto', 'einsum' or 'blocks', or dropout.attention 0"
     unknown = [field.name for field in fields(mask) if getattr(mask, field.name) is not field.default]
     unknown = [name for name in unknown if name not in READS[implementation]]
-    return f"cannot take the {unknown[0]} of a mask; expected 'auto', 'einsum' or 'blocks'" if unknown else None
+    mend = ", or score_cap None" * (unknown[:1] == ["cap"])
+    return f"cannot take the {unknown[0]} of a mask; expected 'auto', 'einsum' or 'blocks'{mend}" if unknown else None
 
 
 def block_length(length: int) -> int:

@@ -212,7 +212,7 @@ class Resumption:
     experiment: ExperimentConfig
     started: float
     """When this session began, or would have begun, had the run been one session so far."""
-    remembered: Sequence[float] = (0, 0, 0)
+    remembered: Sequence[float] = (0,) * 6
     """What the reporter of an earlier session remembered."""
     best: float = math.inf
     """The lowest held-out loss that was saved."""
@@ -249,8 +249,7 @@ class Resumption:
             planned = extra["config"]["training"]["steps"]
             batches.set_state(extra["batches"])
             # Runs from before 2026-11-26 have none.
-            steps, mean, variance, *noise = map(float, extra.get("remembered") or self.remembered)
-            self.remembered = steps, mean, variance, *noise
+            self.remembered = _numbers(extra.get("remembered") or self.remembered)
         require(
             fingerprint == self.fingerprint,
             "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run",
@@ -281,7 +280,7 @@ class Resumption:
         state: TrainState,
         batches: grain.DatasetIterator[Batch],
         held_out_loss: float | None = None,
-        remembered: Sequence[float] = (0, 0, 0),
+        remembered: Sequence[float] = (0,) * 6,
     ) -> None:
         """Begins to save in the background a state whose own step was finite; it may be donated at once.
 
@@ -298,6 +297,14 @@ class Resumption:
         if held_out_loss is not None:
             self.best = min(self.best, held_out_loss)
         self.checkpoints.begin(step, arrays_to_save(state)[0], extra)
+
+
+def _numbers(told: Any) -> list[float]:
+    """Returns what a reporter remembers; raises ValueError for something else."""
+    steps, _, variance, count, *_ = numbers = [float(x) for x in told]
+    if len(numbers) != 6 or isinstance(told, str) or min(steps, variance, count) < 0 or steps % 1:
+        raise ValueError(f"remembered is {told!r:.60}")
+    return numbers
 
 
 def save_frozen(run: RunFolder, state: TrainState) -> None:

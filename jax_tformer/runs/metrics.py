@@ -11,7 +11,6 @@ import struct
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
-from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -335,7 +334,7 @@ class Reporter:
     epochs: Callable[[int], Row]
     """Says how often the data was read after so many steps."""
     mesh: Mesh
-    remembered: Sequence[float] = (0, 0, 0)
+    remembered: Sequence[float] = (0,) * 6
     """What an earlier session remembered."""
 
     def __post_init__(self) -> None:
@@ -353,7 +352,8 @@ class Reporter:
         self._first_step: float | None = None
         steps, mean, variance, *noise = self.remembered
         self._spikes = Spikes(int(steps), mean, variance)
-        self._noise = [*zip(noise[::2], noise[1::2], strict=True)]
+        # Of the steps that are not logged yet: how many, and the sums of `StepMetrics.noise`.
+        self._noise = np.array(noise, float) * training.log_noise_scale
 
     @property
     def speed(self) -> Row:
@@ -367,7 +367,8 @@ class Reporter:
     @property
     def memory(self) -> list[float]:
         """What a later session needs to report as this one would: the losses so far, and what is not yet logged."""
-        return [self._spikes.steps, self._spikes.mean, self._spikes.variance, *chain.from_iterable(self._noise)]
+        noise = self._noise if np.isfinite(self._noise).all() else np.zeros(3)
+        return [self._spikes.steps, self._spikes.mean, self._spikes.variance, *noise.tolist()]
 
     def _speed_of(self, totals: np.ndarray) -> Row:
         """Returns tokens_per_second and, if the rate of products was measured, utilization; neither in no time."""
@@ -418,19 +419,18 @@ class Reporter:
             # Batches are numbered from 0.
             row |= {"spike": deviations, "batch": number - 1}
         if metrics.noise is not None:
-            signal, noise = map(float, metrics.noise)
-            self._noise.append((signal, noise))
+            self._noise += (1, *map(float, metrics.noise))
         if number % self.experiment.training.log_every == 0:
             rate = float(self._rate(number - 1))
             row |= {"gradient_norm": float(metrics.gradient_norm), "learning_rate": rate}
             for name, x in jax.device_get(metrics.norms).items():
                 row |= {f"{name}.{layer}": float(of) for layer, of in enumerate(x)} if x.ndim else {name: float(x)}
             row |= self.epochs(number)
-            if self._noise:
-                signal, noise = map(float, np.mean(self._noise, axis=0))
+            if self._noise[0]:
+                signal, noise = map(float, self._noise[1:] / self._noise[0])
                 row |= {"squared_gradient": signal, "gradient_variance": noise}
                 row |= {"noise_scale": noise / signal} if signal > 0 else {}
-                self._noise.clear()
+                self._noise[:] = 0
             self.log.write(row | speed)
             self._logged = self._totals
         elif deviations is not None:

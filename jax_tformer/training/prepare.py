@@ -74,7 +74,8 @@ def fit_to_devices(
     device = mesh.local_devices[0]
     require(
         config.compute.attention != "pallas" or device.platform == "tpu",
-        f"attention is 'pallas', a kernel for TPUs, and this is a {device.platform}; expected 'auto'",
+        f"attention is 'pallas', a kernel for TPUs, and this is a {device.platform}; expected 'auto', 'einsum' or "
+        "'blocks'",
     )
     if config.compute.unroll is None:
         depth = max(stack.num_layers for stack in config.stacks.values())

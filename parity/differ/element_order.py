@@ -99,13 +99,15 @@ def exchanged_axes(ours: np.ndarray, theirs: np.ndarray) -> tuple[int, ...]:
     def same(array: np.ndarray) -> bool:
         return float(np.abs(finite(ours) - finite(array)).max(initial=0.0)) <= close
 
+    axes = [*range(ours.ndim)]
     if ours.shape != theirs.shape:
+        axes = [axis for axis in axes if ours.shape[axis] > 1]
         ours, theirs = ours.squeeze(), theirs.squeeze()
     if ours.shape != theirs.shape or ours.size > _LARGEST or same(theirs):
         return ()
     for i, j in combinations(range(ours.ndim), 2):
         if ours.shape[i] == ours.shape[j] > 1 and same(np.swapaxes(theirs, i, j)):
-            return i, j
+            return axes[i], axes[j]
     return ()
 
 

@@ -125,8 +125,9 @@ def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
     axes, checked = exchanged_axes(here, there), False
     if len(ours.rows[i].inputs) == 1 and ours.parameter(i) is None:
         [k] = ours.rows[i].inputs
-        equals = [m for m in ours.equal.get(k, ()) if ours.rows[k].shape == theirs.rows[m].shape]
-        checked = any(distance(ours.array(k), theirs.array(m)) <= NEARLY for m in equals)
+        for x, y in ((ours.array(k), theirs.array(m)) for m in ours.equal.get(k, ())):
+            same = x is not None and y is not None and x.squeeze().shape == y.squeeze().shape
+            checked |= same and distance(x, y) <= NEARLY
     return Origin((i, j), checked, f"axes {' and '.join(map(str, axes))} are exchanged")
 
 

@@ -105,8 +105,9 @@ class Experiments:
     ) -> Iterator[tuple[int, int | None]]:
         """What is computed anew, but for copies, each with its equal among what the other side computes alone."""
         changed = {number: array}
-        # What is rounded to whole numbers, and what is made of that alone, may agree by chance.
-        fine, rounded = not _has_whole_numbers(array), set[int]()
+        # What is rounded to whole numbers, and what is made of that alone, may agree by chance; not so where what is
+        # rounded agrees already.
+        fine, rounded, met = not _has_whole_numbers(array), set[int](), set[int]()
         if number in self._returned.values():
             # The value itself counts where it is what is returned.
             yield number, self._met(number, array)
@@ -124,10 +125,15 @@ class Experiments:
             with suppress(Exception), np.errstate(all="ignore"):
                 changed[k] = np.asarray(again(given))
                 before = changed.keys() & {*reads}
-                if fine and ((before and rounded >= before) or _has_whole_numbers(changed[k])):
+                by_chance = _has_whole_numbers(changed[k]) and not before <= met
+                if fine and ((before and rounded >= before) or by_chance):
                     rounded.add(k)
             if k in changed and k not in twins and (k in self._returned.values() or not self.values.copies(k)):
-                yield k, None if k in rounded else self._met(k, changed[k])
+                equal = None if k in rounded else self._met(k, changed[k])
+                met |= set() if equal is None else {k}
+                yield k, equal
+            elif k in changed and changed.keys() & {*reads} <= met:
+                met.add(k)
 
     def want_after(self, tried: Mapping[tuple[int, int], Mapping[int, int]]) -> None:
         """Sees to it, in one run, that the numbers are there that these experiments need: (a value, what comes in its

@@ -268,7 +268,11 @@ class Tokenizer:
             return True
         if words and self._backend.normalizer is None:
             return "\u3002\n" not in pieces
-        whole, *parts = self.encode_batch(["".join(pieces), *pieces])
+        try:
+            whole, *parts = self.encode_batch(["".join(pieces), *pieces])
+        except InputError:
+            # It does not know these words.
+            return False
         return whole.tolist() == np.concatenate(parts).tolist()
 
     def decode(self, ids: Iterable[int]) -> str:

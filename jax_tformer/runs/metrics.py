@@ -406,9 +406,11 @@ class Reporter:
             self._first_step = now - self.started
         elif self._clock is not None:
             source = batch["source"].shape[1] if "source" in batch else 0
-            # Of all processes; several may make the same rows.
-            shape = abstract_batch(self.mesh, batch)["labels"].shape
-            work = training_flops(self.experiment.model, *shape, source).needed
+            work = 0.0
+            if self._peak is not None:
+                # Of all processes; several may make the same rows.
+                shape = abstract_batch(self.mesh, batch)["labels"].shape
+                work = training_flops(self.experiment.model, *shape, source).needed
             self._totals = np.add(self._totals, (int(metrics.tokens), now - self._clock, work))
         self._clock = now
         loss = float(metrics.loss)

@@ -108,9 +108,12 @@ def are_counterparts(ours: Start, theirs: Start) -> bool:
     """Whether two starts do the same: operations of one kind, or of the same values. Whole numbers never tell, because
     each side may choose, sort and mask in its own way; nor does what is done with another weight."""
     rows = ours.row, theirs.row
-    sizes = {math.prod(row.shape) for row in rows}
-    if any(is_whole(row.dtype) for row in rows) or (rows[0].backward and len(sizes) > 1):
+    if any(is_whole(row.dtype) for row in rows):
         return False
+    sizes = [math.prod(row.shape) for row in rows]
+    copies = [side.values.copies(side.number) for side in (ours, theirs)]
+    if rows[0].backward and sizes[0] != sizes[1] and copies[0] != copies[1]:
+        return False  # one side alone takes its way back in parts
     names = [re.sub(r"^(aten|prims)\.|_?$", "", row.operation) for row in rows]
     weights = [
         {i for i in side.agreed if i in side.values.equal and side.values.parameter(i)} for side in (ours, theirs)

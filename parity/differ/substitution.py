@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import combinations, product
+from itertools import combinations, islice, product
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -99,6 +99,10 @@ class Experiments:
         weighted = any(map(self.other.is_weight, (i for j in known for i in self.other.rows[j].inputs)))
         enough = agreement.agreeing >= _ENOUGH and (weighted or not scales)
         return agreement if returned or enough or (apart <= _APART and not ended) else None
+
+    def agrees_at_once(self, number: int, array: np.ndarray, twins: Mapping[int, int]) -> bool:
+        """Whether one of the first values that follow is one that the other side computes and this one does not."""
+        return any(j is not None for _, j in islice(self._run_on(number, array, False, twins), _APART))
 
     def _run_on(
         self, number: int, array: np.ndarray, alone: bool, twins: Mapping[int, int]
@@ -320,19 +324,17 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
     found = dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *ends, *zeros))
     places = [k for k in found if not values.copies(k)]
     read = {k: (*values.rows[k].inputs, *start.agreed, *([branches[k]] if k in branches else ())) for k in places}
-    # A state that begins at zero is zero again without a step, wherever that stands.
-    pairs = [
-        (k, i)
-        for k in places
-        for i in dict.fromkeys(read[k])
-        if (values.rows[i].largest > 0 or not values.rows[i].data) and _may_stand_for(experiments, i, k)
-    ]
+    pairs = [(k, i) for k in places for i in dict.fromkeys(read[k]) if _may_stand_for(experiments, i, k)]
     tried = {(k, i): experiments.twins(k, i) for k, i in pairs}
     experiments.want_after(tried)
     for (k, i), twins in tried.items():
         row, array = values.rows[k], values.array(i)
         moved = [] if array is None else _in_shape(array, row.shape)
         for given, again in product(moved, ({}, twins) if twins else ({},)):
+            # A state that begins at zero is zero again without a step, and so like theirs at some step further on.
+            zero = values.rows[i].data and values.rows[i].largest == 0
+            if zero and not experiments.agrees_at_once(k, given, again):
+                continue
             if (agreement := experiments.goes_on(k, given, twins=again)) is not None:
                 one = i in row.inputs
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"

@@ -93,6 +93,13 @@ def test_find_says_where_they_part(folder, capsys, command, status, said):
     assert said in capsys.readouterr().out
 
 
+def test_a_file_that_changed_is_read_again(folder, capsys):
+    main(WRONG.split())
+    Path("ours.py").write_text(OURS.replace("c / jnp", "1.0 * c / jnp"))
+    main(WRONG.split())
+    assert "ours.py:6  return 1.0 * c / jnp.sqrt(" in capsys.readouterr().out
+
+
 def test_find_prints_json(folder, capsys):
     assert main(f"{WRONG} --json".split()) == 1
     found = json.loads(capsys.readouterr().out)

@@ -1,14 +1,13 @@
 """What a side computed value by value, as tensors for a capsule: fingerprints, lines, and the smaller arrays."""
 
 import json
-import linecache
 import re
 from dataclasses import fields
 from typing import Any
 
 import numpy as np
 
-from parity.differ.values import Place, Value, Values, short
+from parity.differ.values import Place, Value, Values, read_line, short
 from parity.gates.pytrees import Tensors
 
 _ROOM = 32 << 20
@@ -22,7 +21,7 @@ def packed(values: Values) -> Tensors:
     """
     for row in values.rows:
         file, line, function = row.place[:3]
-        row.place = Place(short(file), line, function, (), linecache.getline(file, line).strip())
+        row.place = Place(short(file), line, function, (), read_line(file, line))
     rows = [[getattr(row, field.name) for field in fields(row)[:-1]] for row in values.rows]
     said = json.dumps([rows, values.outputs, values.opaque], default=np.ndarray.tolist)
     if len(said) > _ROOM:

@@ -1,6 +1,5 @@
 """Runs a function of JAX step by step: every value of its jaxpr, with inner programs and loops run in their places."""
 
-import linecache
 import math
 import operator
 import re
@@ -16,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from parity.differ.values import NOWHERE, STACK, Kind, Place, Step, Value, Values, is_narrow
+from parity.differ.values import NOWHERE, STACK, Kind, Place, Step, Value, Values, is_narrow, read_line
 from parity.gates.pytrees import is_key
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
@@ -114,7 +113,7 @@ class _Run:
             if self._widen is None or not is_narrow(dtype):
                 return Known(variable.val, None)
             place = NOWHERE if eqn is None else self._place(eqn)
-            return Known(unrounded(variable.val, dtype, linecache.getline(place.file, place.line)), None)
+            return Known(unrounded(variable.val, dtype, read_line(place.file, place.line)), None)
 
         for n, eqn in enumerate(jaxpr.eqns):
             outputs = self._step(eqn, [read(v, eqn) for v in eqn.invars])

@@ -103,6 +103,12 @@ class Site:
         return ", ".join([*about, self.module] if self.module else [*about, *functions, *loops])
 
 
+def read_line(file: str, line: int) -> str:
+    """A line of a source file as it is now, without indentation: a file may change while a notebook runs."""
+    linecache.checkcache(file)
+    return linecache.getline(file, line).strip()
+
+
 def short(path: str) -> str:
     """A path that fits a line: from the installed package, or from the working folder on."""
     if "site-packages/" in path:
@@ -210,7 +216,7 @@ class Values:
         if row.kind != "operation":
             return Site(row.kind, row.name, shape=row.shape, dtype=row.dtype, source=row.name)
         file, line, function, chain, source = row.place
-        source = source or linecache.getline(file, line).strip()
+        source = source or read_line(file, line)
         about = row.layer, row.shape, row.dtype, row.backward, chain
         return Site(row.operation, row.module, file, line, source, function, *about)
 

@@ -185,15 +185,35 @@ def test_queries_and_keys_exchanged_are_not_told_apart_by_numbers(module):
     assert found.kind == "axes 2 and 3 are exchanged: perhaps two weights are"
 
 
-def test_our_own_parameters_are_compared_by_name_first(module):
+@pytest.mark.parametrize(
+    ("theirs", "ours", "said"),
+    [
+        (None, None, None),
+        (None, np.transpose, "transposed"),
+        (None, np.zeros_like, "zero"),
+        (None, lambda w: 2 * w, "2 times as large"),
+        (None, np.flipud, "the same numbers in another order"),
+        (None, lambda w: w + 1, "its numbers are others"),
+        (np.zeros_like, lambda w: w + 1, "its numbers are others"),
+        (np.tril, lambda w: 2 * w + np.tril(w + 1, -1), "its numbers are others"),
+    ],
+)
+def test_our_own_parameters_are_compared_by_name_first(module, theirs, ours, said):
+    weight = module.blocks[1].query.weight
+    if theirs is not None:
+        weight.data = torch.from_numpy(theirs(weight.detach().numpy()))
     tensors = {name: tensor.detach().numpy() for name, tensor in module.named_parameters()}
     params = Weights(WEIGHTS, tensors).into(tensors)
-    assert not asked(module, params=params, backward=False)
+    if ours is None:
+        assert not asked(module, params=params, backward=False)
+        return
     first, second = params["blocks"]["query"]["kernel"]
-    params["blocks"]["query"]["kernel"] = np.stack([first, second.T])
+    params["blocks"]["query"]["kernel"] = np.stack([first, ours(second)])
     found = asked(module, params=params)
     assert found.stage == "parameters"
-    assert found.parameters == ("blocks.1.query.weight is not what our parameters hold: it is transposed",)
+    (parameter,) = found.parameters
+    assert parameter.startswith("blocks.1.query.weight is not what our parameters hold: ")
+    assert parameter.endswith(said)
 
 
 def test_outputs_of_other_shapes_are_refused(module):

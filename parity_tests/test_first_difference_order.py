@@ -93,6 +93,34 @@ def test_the_line_that_mixes_up_the_order_is_named(fault, flat, line):
     assert found.sure
 
 
+@pytest.mark.parametrize(
+    ("join", "named"),
+    [
+        (lambda first, x: jnp.concatenate([x, first]), "jnp.concatenate([x, first])"),
+        (lambda first, x: jnp.concatenate([x[::-1], first]), "x[::-1]"),
+    ],
+)
+def test_tokens_are_in_another_order_where_one_stands_in_every_sequence(join, named):
+    """So that numbers repeat themselves, and not each of them says where it was."""
+
+    def attend(p, x):
+        x = join(p["first"], x)
+        q, k = (x @ p[name]["kernel"] + p[name]["bias"] for name in ("query", "key"))
+        return (jax.nn.softmax(q @ k.T) @ x)[0]
+
+    def attend_there(self, x):
+        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1)
+        return ((self.query(x) @ self.key(x).mT).softmax(-1) @ x)[:, 0]
+
+    parts = {name: lambda: nn.Linear(6, 6) for name in LINEAR[:2]}
+    theirs = Module(attend_there, first=lambda: nn.Parameter(torch.randn(1, 6)), **parts)
+    weights = {"first": "first", **linear_rows(*parts)}
+    found = first_difference(lambda p, x: jax.vmap(attend, (None, 0))(p, x), theirs, weights, [numbers(2, 5, 6)])
+    assert named in found.ours.source
+    assert found.kind.startswith("the same numbers in another order: along axis 1 places 0 to ")
+    assert found.sure
+
+
 def test_a_right_order_is_no_difference_and_hides_none():
     """Queries and keys whose elements are in another order, both, as rotated halves are, give the same products."""
     assert not first_difference(ours(), Vision(), WEIGHTS, [X])

@@ -101,9 +101,10 @@ def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
     state = order(here, there)
     if state == "same" and exchanged_axes(here, there):
         return "exchanged"
-    # A table repeats some of its numbers, so that not every order shows; whole parts of it do.
-    constant = not ours.rows[i].data and len(np.unique(here)) > 2
-    return "other" if state == "unknown" and constant and swapped_blocks(here, there) else state
+    # A table repeats some of its numbers, and a token that is learnt stands in every sequence, so that not every order
+    # shows; whole parts do.
+    varied = len(np.unique(here)) > (here.size // 2 if ours.rows[i].data else 2)
+    return "other" if state == "unknown" and varied and swapped_blocks(here, there) else state
 
 
 def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
@@ -121,6 +122,8 @@ def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
     assert here is not None
     assert there is not None
     if state == "other":
+        # Of what is joined, one part may have its axes exchanged, which is no other order on its own.
+        i = _first_move(ours, theirs, i) if ours.rows[i].operation == "concatenate" else i
         return Origin((i, j), True, swapped_blocks(here, there) or "")
     axes, checked = exchanged_axes(here, there), False
     if len(ours.rows[i].inputs) == 1 and ours.parameter(i) is None:

@@ -566,6 +566,25 @@ def test_of_two_places_that_stop_a_gradient_the_one_that_theirs_has_not_is_named
     assert found.ours.source.startswith("near = ")
 
 
+@pytest.mark.parametrize("on", ["ours", "theirs"])
+def test_a_gradient_that_stops_at_what_theirs_does_not_train_is_not_cut_there(on):
+    """A vector that ours stops, and that theirs keeps as a buffer, is read behind the cut."""
+
+    def scaled(p, x, h):
+        h = jax.lax.stop_gradient(h) if on == "ours" else h
+        return jnp.sin(h) * jnp.sum(h * jax.lax.stop_gradient(p["vector"]))
+
+    def scaled_there(m, x, h):
+        h = h.detach() if on == "theirs" else h
+        return torch.sin(h) * (h * m.vector).sum()
+
+    theirs = Between(scaled_there)
+    theirs.register_buffer("vector", torch.randn(6))
+    found = first_difference(partial(ours, scaled), theirs, WEIGHTS | {"vector": "vector"}, [NUMBERS])
+    line = {"ours": found.ours, "theirs": found.theirs}[on]
+    assert line.source == f'h = {"jax.lax.stop_gradient(h)" if on == "ours" else "h.detach()"} if on == "{on}" else h'
+
+
 def test_a_gradient_of_zero_behind_many_steps_is_found():
     """Each of which reads the one before it twice: there are 2^40 ways back."""
 

@@ -10,7 +10,7 @@ import torch
 from jax.sharding import AxisType, PartitionSpec
 from torch import nn
 
-from parity import first_difference
+from parity import check_parity, first_difference
 from parity.differ.torch_values import values_of_torch
 from parity.islands import Float64
 from parity_tests.small_modules import numbers
@@ -167,3 +167,46 @@ def test_the_module_and_float32_stay_as_they_were():
     assert module.training
     assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in module.named_parameters())
     assert all(p.grad is None for p in module.parameters())
+
+
+@pytest.mark.parametrize(
+    ("slope", "differs", "line"),
+    [(jax.grad, False, ""), (lambda f: lambda x: 2 * jax.grad(f)(x), True, "slope(energy)(x)")],
+)
+def test_a_module_that_differentiates_what_it_computes(slope, differs, line):
+    """As a penalty of gradients does, and forces that are those of an energy."""
+
+    def ours(p, x):
+        def energy(x):
+            return jnp.tanh(x @ p["kernel"] + p["bias"]).sum()
+
+        return {"energy": energy(x), "forces": slope(energy)(x)}
+
+    class Forces(nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = nn.Linear(8, 8)
+
+        def forward(self, x):
+            energy = self.linear(x.requires_grad_()).tanh().sum()
+            return {"energy": energy, "forces": torch.autograd.grad(energy, x, create_graph=True)[0]}
+
+    theirs = Forces()
+    theirs.linear.weight.requires_grad_(False)
+    found = first_difference(ours, theirs, WEIGHTS, [X])
+    assert bool(found) == differs
+    assert line in (found.ours.source if differs else "")
+    assert [p.requires_grad for p in theirs.parameters()] == [False, True]
+    if not differs:
+        check_parity(ours, theirs, WEIGHTS, [X], gates=["1", "2"])
+
+
+def test_an_operation_that_checks_no_shapes_is_not_tried_with_others():
+    """It would write beyond what it is given."""
+    given = [torch.randn(3, 4, 2, 2), torch.randn(3, 1, 1, 1)]
+    rows = values_of_torch(nn.Identity(), lambda: {"output": torch._weight_norm(*given, 0)}, {}).rows
+    row, _ = (row for row in rows if "weight_norm" in row.operation)
+    first, second = (tensor.numpy() for tensor in given)
+    assert row.again([first, second]).shape == (3, 4, 2, 2)
+    with pytest.raises(ValueError, match="weight_norm"):
+        row.again([first.swapaxes(0, 1), second])

@@ -27,7 +27,7 @@ from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
 from parity.differ.row_sets import RowIndex, is_routed
 from parity.differ.substitution import WAYS, experiment, of_same_weight, repaired
-from parity.differ.values import Site, Value, Values
+from parity.differ.values import GRADIENT, Site, Value, Values
 from parity.differ.weights import Held, error_of, other_weights, read_by_both
 from parity.gates.measure import ParityError
 
@@ -322,13 +322,14 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
         around = _around(other, met)
         # A weight that is stopped, or what is stopped on one side alone: both may stop the maximum in a softmax.
         handed = {row.forward for row in values.rows if row.backward}
+        handed |= {n for n, row in enumerate(values.rows) if GRADIENT + row.name in values.outputs}
         both = {j for _, j in _stopped(values)}
         cut = [
             k
             for k, i in _stopped(other)
             if not around.isdisjoint((k, i))
             and (equal := set(other.equal.get(i, ()))).isdisjoint(both)
-            and (other.rows[i].kind == "parameter" or not handed.isdisjoint(equal))
+            and ((other.rows[i].kind == "parameter" and not equal) or not handed.isdisjoint(equal))
         ]
         site = other.site(cut[0]) if cut else other.made(met[0])
         if cut:

@@ -26,7 +26,7 @@ from parity.differ.weights import wrong_weights
 from parity.gates.bridge import Bridge, Tensors, to_torch
 from parity.gates.measure import FLOAT64_BAR, ParityError, failure, reason_of
 from parity.gates.projection import Inputs, common_outputs, double, floating, named_outputs, projection
-from parity.gates.torch_side import tensors_of
+from parity.gates.torch_side import frozen, tensors_of
 from parity.gates.weight_map import WeightMap, Weights, paths
 from parity.islands import defaults_of
 
@@ -277,7 +277,7 @@ def _outputs(
     try:
         here = jax.eval_shape(returned, abstract, given)
         side, shown = "theirs", ""
-        with torch.no_grad():
+        with frozen(module):
             there = theirs(module, {key: to_torch(array.copy()) for key, array in given.items()})
     except ParityError:
         raise

@@ -7,9 +7,8 @@ import numpy as np
 
 from parity.differ.answer import Difference
 from parity.differ.explanation import counted, explain_outputs, explain_stage, stopped_alone
-from parity.differ.torch_values import GRADIENT
 from parity.differ.traced_sides import Sides
-from parity.differ.values import STACK, Values
+from parity.differ.values import GRADIENT, STACK, Values
 from parity.differ.weights import error_of
 
 

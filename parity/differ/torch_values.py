@@ -22,13 +22,11 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from parity.differ.fingerprints import as_numpy
-from parity.differ.values import Place, Value, Values, is_narrow
+from parity.differ.values import GRADIENT, Place, Value, Values, is_narrow
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _HERE = f"{Path(__file__).parents[1]}/"
 _LAYERS = tuple(f"{_TORCH}{part}/" for part in ("nn", "optim"))
-GRADIENT = "the gradient of "
-"""With the name of a weight: the output that is its gradient."""
 Key = tuple[int, int, tuple[int, ...], tuple[int, ...], torch.dtype]
 
 
@@ -304,20 +302,28 @@ class Recorder(TorchDispatchMode):
 
 
 def _without_tensors(args: Any, kwargs: Any) -> tuple[list[Any], Any]:
-    """The arguments of an operation, with a mark in the place of each tensor, and their structure: none is held."""
+    """The arguments of an operation, with its shape in the place of each tensor, and their structure: none is held."""
     leaves, structure = tree_flatten((args, kwargs))
-    return [_TENSOR if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
+    return [_Shape(leaf.shape) if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves], structure
 
 
-_TENSOR = object()
+_UNCHECKED = re.compile(r"backward|aten\._(?!softmax|log_softmax|to_copy|unsafe_view|reshape_alias)")
+"""Operations that PyTorch alone calls: some do not check the shapes of what they are given, and write beyond it."""
+
+
+class _Shape(tuple[int, ...]):
+    """Of a tensor; the other arguments of an operation have none."""
 
 
 def _made_again(
     func: Any, leaves: list[Any], structure: Any, places: list[int], output: int, arrays: Sequence[np.ndarray]
 ) -> Any:
     """One of the results of an operation on other arrays in the place of its tensors."""
+    shapes = [leaf for leaf in leaves if isinstance(leaf, _Shape)]
+    if _UNCHECKED.search(str(func)) and shapes != [arrays[place].shape for place in places]:
+        raise ValueError(f"{func} takes {shapes}")
     given = (torch.from_numpy(np.array(arrays[place])) for place in places)
-    args, kwargs = tree_unflatten([next(given) if leaf is _TENSOR else leaf for leaf in leaves], structure)
+    args, kwargs = tree_unflatten([next(given) if isinstance(leaf, _Shape) else leaf for leaf in leaves], structure)
     with torch.no_grad():
         return tree_leaves(func(*args, **kwargs))[output].numpy()
 

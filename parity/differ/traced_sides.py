@@ -13,13 +13,14 @@ from torch import nn
 
 from parity.differ.accepted import Accepted
 from parity.differ.jax_values import values_of_jax
-from parity.differ.torch_values import GRADIENT, SeveralPassesError, evaluating, values_of_torch
-from parity.differ.values import Kind, Site, Values, hand_back
+from parity.differ.torch_values import SeveralPassesError, evaluating, values_of_torch
+from parity.differ.values import GRADIENT, Kind, Site, Values, hand_back
 from parity.differ.weights import inverted
 from parity.gates.bridge import Tensors, to_torch
 from parity.gates.measure import ParityError
 from parity.gates.projection import double
 from parity.gates.pytrees import paths, replaced
+from parity.gates.torch_side import frozen
 from parity.islands import Float64
 
 Outputs = Mapping[str, Any]
@@ -97,11 +98,11 @@ class Sides:
         compiled = jax.jit(lambda arrays, inputs: dict(self.ours(self.params(arrays), inputs)[1]))
         ours = compiled(self.arrays(), {name: jnp.asarray(array) for name, array in self.inputs.items()})
         hand_back()
-        with torch.no_grad():
-            _, theirs = self.theirs(self.module(), {name: to_torch(array) for name, array in self.inputs.items()})
+        with frozen(module := self.module()):
+            _, theirs = self.theirs(module, {name: to_torch(array) for name, array in self.inputs.items()})
         return (
             {name: np.asarray(array).astype(np.float64) for name, array in ours.items()},
-            {name: tensor.double().cpu().numpy() for name, tensor in theirs.items()},
+            {name: tensor.detach().double().cpu().numpy() for name, tensor in theirs.items()},
         )
 
     def run_ours(self, backward: bool, keep: frozenset[int] = frozenset()) -> Values:
@@ -163,7 +164,7 @@ class Sides:
     def _run_theirs(self, backward: bool, keep: frozenset[int], taken: Callable[[str, np.ndarray], None]) -> Values:
         if self.large is None or backward:
             return self._run_copy(self.module(), backward, keep, taken)
-        with evaluating(self.large) as module, torch.no_grad():
+        with evaluating(self.large) as module, frozen(module):
             return self._run_copy(module, backward, keep, taken, widening=True)
 
     def _run_copy(

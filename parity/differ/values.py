@@ -24,6 +24,8 @@ _COPIES = re.compile(
 )
 STACK = "stack of layers"
 """The operation that puts together what the iterations of a scan return."""
+GRADIENT = "the gradient of "
+"""With the name of a weight: the output that is its gradient."""
 _NOISE = 1e-12
 """A sum that is this small beside what it adds is zero in exact arithmetic: its digits are rounding errors."""
 _SMALL, _ROOM = 4 << 20, 96 << 20

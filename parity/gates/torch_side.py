@@ -1,7 +1,7 @@
 """A PyTorch module by itself: its outputs, and the gradients of a fixed random projection of them."""
 
-from collections.abc import Callable, Collection, Mapping
-from contextlib import AbstractContextManager, nullcontext
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from copy import deepcopy
 
 import numpy as np
@@ -58,12 +58,12 @@ class TorchSide:
         module, inputs = self._copies[dtype], self._inputs.rounded(held_by or dtype, dtype)
         load(module, weights)
         wanted = self.trained if of is None else of
-        held = {name: tensor.requires_grad_() for name, tensor in named_tensors(module).items() if name in wanted}
+        held = {name: x.requires_grad_() for name, x in named_tensors(module).items() if name in wanted}
         if not held and of is None:
             raise ParityError("the module has no parameter that is trained, so that there is nothing to differentiate")
         arrays = to_tensors(inputs.arrays, module)
         try:
-            with Float64() if self.wide else defaults_of(module):
+            with Float64() if self.wide else defaults_of(module), frozen(module, but=wanted):
                 return Values(*backward(held, lambda: self._loss(module, arrays, known or {})))
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             given = [list(array.shape) for array in inputs.arrays.values()]
@@ -102,12 +102,26 @@ def load(module: nn.Module, weights: Tensors) -> None:
             held[name].copy_(to_torch(array))
 
 
+@contextmanager
+def frozen(module: nn.Module, but: Collection[str] = ()) -> Iterator[None]:
+    """Within it no weight is trained `but` these: nothing is kept for a way back, while a module that differentiates
+    what it computes, as a penalty of gradients does, still can."""
+    trained = [p for name, p in module.named_parameters() if p.requires_grad and name not in but]
+    try:
+        for parameter in trained:
+            parameter.requires_grad_(False)
+        with torch.enable_grad():
+            yield
+    finally:
+        for parameter in trained:
+            parameter.requires_grad_()
+
+
 def backward(
     held: Mapping[str, Tensor], run: Callable[[], tuple[Tensor, Mapping[str, Tensor]]]
 ) -> tuple[Tensors, Tensors, np.ndarray]:
     """(outputs, gradients of the tensors that are `held`, loss) of `run`, which returns (loss, outputs by name)."""
-    with torch.set_grad_enabled(bool(held)):
-        loss, outputs = run()
+    loss, outputs = run()
     if held:
         loss.backward()
     gradients = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in held.items()}

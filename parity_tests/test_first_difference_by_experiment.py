@@ -621,6 +621,47 @@ def test_a_step_from_a_state_of_zero_is_not_said_to_be_more_than_theirs():
     assert "without it" not in (asked(steps, steps_there).kind or "")
 
 
+def test_a_table_that_is_right_elsewhere_is_named_where_the_wrong_one_is_read():
+    """And not where both are made."""
+
+    def summed(m, x, edges):
+        start, end = edges[0], edges[1]
+        messages = torch.tanh(m.up(x[start]) - x[end])
+        return torch.zeros_like(x).index_add(0, end, messages)
+
+    def summed_wrongly(p, x, edges):
+        start, end = edges
+        messages = jnp.tanh(x[start] @ p["up"].T - x[end])
+        return jax.ops.segment_sum(messages, start, 6)
+
+    theirs = Module(summed, up=lambda: nn.Linear(6, 6, bias=False))
+    edges = np.array([[0, 1, 2, 3, 4, 5, 0], [1, 2, 4, 4, 5, 0, 3]])
+    found = first_difference(summed_wrongly, theirs, {"up": "up.weight"}, [NUMBERS, edges])
+    assert found.ours.source == "return jax.ops.segment_sum(messages, start, 6)"
+    assert found.theirs.source == "return torch.zeros_like(x).index_add(0, end, messages)"
+    assert found.sure
+
+
+def test_a_loss_that_is_one_operation_masks_inside():
+    """As that of alignments does; what ours masks on the way to it may be right."""
+
+    def aligned(factor, p, x, labels):
+        log_p = jax.nn.log_softmax(x @ p["up"].T)[:2]
+        masked = jnp.where(jnp.arange(6) == labels[:, None], log_p, -jnp.inf)
+        return {"loss": -factor * masked.max(-1).sum()}
+
+    def aligned_there(m, x, labels):
+        log_p = torch.log_softmax(m.up(x), -1)
+        return {"loss": F.ctc_loss(log_p[:2, None], labels[None], [2], [2], reduction="sum")}
+
+    theirs = Module(aligned_there, up=lambda: nn.Linear(6, 6, bias=False))
+    given = {"up": "up.weight"}, [NUMBERS, np.array([1, 3])]
+    assert not first_difference(partial(aligned, 1.0), theirs, *given, backward=False)
+    found = first_difference(partial(aligned, 2.0), theirs, *given)
+    assert found
+    assert "masks here" not in (found.kind or "")
+
+
 def test_tables_in_another_order_are_no_weights_that_are_read_wrongly():
     def added(p, x, h):
         return h + np.concatenate([np.cos(np.arange(3.0)), np.sin(np.arange(3.0))])

@@ -43,15 +43,17 @@ class Experts(nn.Module):
         return self.output(mixed).reshape(x.shape)
 
 
-def ours(fault=""):
-    """In JAX; the line of each fault says its name."""
+def ours(fault="", descending=True):
+    """In JAX; the line of each fault says its name. The chosen experts of a token are in either order."""
 
     def forward(p, x):
         tokens = x.reshape(-1, WIDTH)
         scores = tokens @ p["gate"]
         if fault == "scores":
             scores = 2 * scores
-        weights, chosen = jax.lax.top_k(jax.nn.softmax(scores), CHOSEN)
+        weights, chosen = (
+            array if descending else array[:, ::-1] for array in jax.lax.top_k(jax.nn.softmax(scores), CHOSEN)
+        )
         if fault != "weights":
             weights = weights / weights.sum(-1, keepdims=True)
         order = jnp.argsort(chosen.reshape(-1))
@@ -75,10 +77,12 @@ def asked(ours):
     return first_difference(ours, Experts(), WEIGHTS, [X])
 
 
-def test_sorting_and_masks_are_the_same():
-    assert not asked(ours())
+@pytest.mark.parametrize("descending", [True, False])
+def test_sorting_and_masks_are_the_same(descending):
+    assert not asked(ours(descending=descending))
 
 
+@pytest.mark.parametrize("descending", [True, False])
 @pytest.mark.parametrize(
     ("fault", "line", "their_line", "kind"),
     [
@@ -89,8 +93,8 @@ def test_sorting_and_masks_are_the_same():
         ("residual", "mixed + tokens", "self.output(mixed)", "ours adds input 0 here, theirs goes on"),
     ],
 )
-def test_a_fault_among_experts_is_found(fault, line, their_line, kind):
-    found = asked(ours(fault))
+def test_a_fault_among_experts_is_found(fault, line, their_line, kind, descending):
+    found = asked(ours(fault, descending))
     assert line in found.ours.source
     assert their_line in found.theirs.source
     assert kind in (found.kind or "")

@@ -8,6 +8,7 @@ from functools import cached_property
 
 import numpy as np
 
+from parity.differ.element_order import distance
 from parity.differ.fingerprints import BAR, Index, fingerprint
 from parity.differ.row_sets import is_whole
 from parity.differ.values import Value, Values
@@ -22,6 +23,8 @@ _STEPS = 40
 """Values to go on, at most, to one that has an equal."""
 _MOST = 16
 """Parts that are looked for, at most."""
+_CHOSEN = 1 << 16
+"""Whole numbers, at most, that are compared one by one."""
 _LARGEST = 1 << 20
 """Elements of a value that is taken apart."""
 
@@ -125,11 +128,23 @@ def are_counterparts(ours: Start, theirs: Start) -> bool:
 
 
 def match(ours: Values, theirs: Values, bar: float = BAR) -> None:
-    """Compares all values of one side with all of the other, and notes in both which have an equal."""
+    """Compares all values of one side with all of the other, and notes in both which have an equal.
+
+    What is chosen or sorted by, whole numbers that depend on data, has one only where they are in one order.
+    """
     ours.bar = theirs.bar = bar
     index, live = theirs.index(), ours.live()
+
+    def in_order(i: int, j: int) -> bool:
+        here, there = ours.arrays.get(i), theirs.arrays.get(j)
+        known = here is not None and there is not None and 1 < here.size == there.size <= _CHOSEN
+        return not known or distance(here, there) == 0
+
     for i, row in enumerate(ours.rows):
-        if i in live and row.features is not None and (same := index.equals(row.features)):
+        same = index.equals(row.features) if i in live and row.features is not None else []
+        if row.data and is_whole(row.dtype):
+            same = [j for j in same if in_order(i, j)]
+        if same:
             ours.equal[i] = same
             for j in same:
                 theirs.equal.setdefault(j, []).append(i)

@@ -76,6 +76,9 @@ def _mask(ours: Start, theirs: Start) -> str | None:
         if any(side.values.again is None and not side.values.arrays.keys() >= {*side.near} for side in (ours, theirs)):
             return None
         one, other = (ours, theirs) if here else (theirs, ours)
+        # What is one operation, as a loss of alignments is, may mask inside.
+        if not any(re.search(_MASKED_FOR, other.values.rows[i].operation) for i in other.near):
+            return None
         return f"only {one.values.side} masks here, {other.values.side} does not"
     # Where some mask of ours is one of theirs, they may have been put together in other steps.
     pairs = ((mine, masked_apart(mine, their)) for mine, their in product(here, there))
@@ -89,6 +92,10 @@ def _mask(ours: Start, theirs: Start) -> str | None:
         f"the mask differs at {int(differing.sum())} of {differing.size} places: only {only} masks key {place[-1]} "
         f"from query {place[-2]}, for example"
     )
+
+
+_MASKED_FOR = "exp|max|sort|topk|where|select"
+"""What a mask is there for."""
 
 
 def masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:

@@ -16,6 +16,10 @@ _TRIED = 24
 """Orders of axes, at most."""
 
 
+_MOVERS = {"concatenate", "gather", "rev", "sort", "tile"}
+"""Operations, beside copies, that give numbers another order."""
+
+
 class Origin(NamedTuple):
     """Where two values with the same numbers came into different orders."""
 
@@ -30,6 +34,7 @@ def origin_of_order(first: Start, second: Start) -> Origin:
     """Looks at what both places read; walks back from an input that is in another order to where that begins."""
     ours, theirs = first.values, second.values
     checked = False
+
     for i in first.agreed:
         for j in [j for j in ours.equal.get(i, ()) if j in second.agreed][:1]:
             state = _order(ours, theirs, i, j)
@@ -62,8 +67,19 @@ def lost_order(first: Start, second: Start) -> Origin | None:
             here, there = ours.array(i), theirs.array(j)
             candidates = [] if here is None or there is None else layouts(here, there)
             if any(shows(i, array) is not None for array in candidates[:_TRIED]):
-                return Origin((_first_move(ours, theirs, i), j), True)
+                moved = _first_move(ours, theirs, i)
+                # What computes moves nothing: theirs has sorted what it reads.
+                moves = ours.copies(moved) or ours.rows[moved].operation in _MOVERS
+                return Origin((moved, j), True) if moves else None
     return None
+
+
+def _is_mended(ours: Values, theirs: Values, i: int, j: int) -> bool:
+    """Whether ours goes on as theirs does, with a value in the order of theirs: what is sorted, as sequences by their
+    length are, is in another order in the right port, too."""
+    here, there = ours.array(i), theirs.array(j)
+    candidates = [] if here is None or there is None else layouts(here, there)
+    return any(Experiments(ours, theirs).goes_on(i, array) is not None for array in candidates[:_TRIED])
 
 
 def _close(here: np.ndarray, there: np.ndarray) -> bool:
@@ -110,14 +126,16 @@ def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
 def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
     """Back to the first two values that are in such a `state`, each made of what is not.
 
+    Ours goes on as theirs does with them in the order of theirs; else they are in another order in the right port, too.
     An exchange is checked where the line does it to the one thing that it reads, because two operands of a product may
     be exchanged themselves, as their weights are.
     """
-    for _ in range(_STEPS):
-        before = _mixed_before(ours, theirs, i, j, state)
-        if before is None:
-            break
-        i, j = before
+    met = [(i, j)]
+    while len(met) < _STEPS and (before := _mixed_before(ours, theirs, *met[-1], state)):
+        met.append(before)
+    if not ours.rows[i].backward and not all(_is_mended(ours, theirs, *pair) for pair in (met[0], met[-1])):
+        return Origin(None, False)
+    i, j = met[-1]
     here, there = ours.array(i), theirs.array(j)
     assert here is not None
     assert there is not None

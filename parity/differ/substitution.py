@@ -413,14 +413,26 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
             origin, its, sure = _origin(experiments, i, j)
             given = [side.rows[side.copied(n)] for side, n in ((values, origin), (other, its))]
             names = [f"input {row.name}" for row in given if row.kind == "input"]
-            if len(set(names)) == 2:
-                # The line that reads an input first is not the one that reads the wrong one.
-                said = f"{values.side} reads {names[0]} where {other.side} reads {names[1]}"
-                yield _Shown(said, start.number, i, agreement)
-                continue
             sites = values.made(origin), other.made(its)
-            said = f"{values.side} reads `{sites[0].source}` where {other.side} reads `{sites[1].source}`"
+            names = names if len(set(names)) == 2 else [f"`{site.source}`" for site in sites]
+            said = f"{values.side} reads {names[0]} where {other.side} reads {names[1]}"
+            if names[0].startswith("input ") or (j in other.equal and _is_read_rightly(values, origin)):
+                # The line that makes a table is not the one that reads the wrong one.
+                site = None if partner is None else other.shown(partner.number)
+                yield _Shown(said, start.number, i, agreement, site)
+                continue
             yield _Shown(said, origin, i, agreement, sites[1], sure)
+
+
+def _is_read_rightly(values: Values, number: int) -> bool:
+    """Whether what is made of a table somewhere agrees, and depends on data as the table does not."""
+    todo = [number]
+    for i in todo:
+        found = values.used(i)
+        if any(k in values.equal and values.rows[k].data for k in found):
+            return True
+        todo += [k for k in found if not values.rows[k].data and k not in todo]
+    return False
 
 
 def _with_table(experiments: Experiments, i: int, j: int) -> Agreement | None:

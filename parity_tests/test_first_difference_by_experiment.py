@@ -566,6 +566,21 @@ def test_of_two_places_that_stop_a_gradient_the_one_that_theirs_has_not_is_named
     assert found.ours.source.startswith("near = ")
 
 
+def test_a_small_gradient_of_what_theirs_does_not_reach_is_a_difference():
+    """As through a softmax that is nearly sure."""
+
+    def teach(p, x, h):
+        return h * jax.nn.softmax((x @ p["down"].T) * 1e2).sum() + jax.nn.softmax(5.6e2 * x @ p["positions"].T)
+
+    def teach_there(m, x, h):
+        with torch.no_grad():
+            goal = torch.softmax(5.6e2 * x @ m.positions.weight.T, -1)
+        return h * torch.softmax(m.down(x) * 1e2, -1).sum() + goal
+
+    found = asked(teach, teach_there, backward=True)
+    assert found.differing == ("the gradient of positions.weight: zero in theirs",)
+
+
 @pytest.mark.parametrize("on", ["ours", "theirs"])
 def test_a_gradient_that_stops_at_what_theirs_does_not_train_is_not_cut_there(on):
     """A vector that ours stops, and that theirs keeps as a buffer, is read behind the cut."""

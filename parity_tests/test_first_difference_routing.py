@@ -100,6 +100,51 @@ def test_a_fault_among_experts_is_found(fault, line, their_line, kind, descendin
     assert kind in (found.kind or "")
 
 
+@pytest.mark.parametrize(
+    ("fault", "line", "kind"),
+    [
+        ("bias", "jax.lax.top_k(groups, 2)[0].sum(-1)", "theirs adds bias here, ours goes on as without it"),
+        ("groups", 'fault == "groups"', ""),
+        ("after", 'fault == "after"', "ours multiplies by 0.5 here, theirs goes on as without it"),
+    ],
+)
+def test_what_chooses_is_named_and_not_what_is_chosen(fault, line, kind):
+    """Experts of the best groups, as DeepSeek-V3 chooses them."""
+
+    class Chosen(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.gate = nn.Linear(WIDTH, 8, bias=False)
+            self.bias = nn.Parameter(torch.randn(8))
+
+        def forward(self, x):
+            scores = self.gate(x).sigmoid()
+            biased = scores + self.bias
+            groups = biased.view(-1, 4, 2).topk(2, -1)[0].sum(-1).topk(2, -1, sorted=False)[1]
+            mask = torch.zeros(len(x), 4).scatter_(1, groups, 1).repeat_interleave(2, 1)
+            weights = scores.gather(1, biased.masked_fill(~mask.bool(), 0.0).topk(2, -1, sorted=False)[1])
+            return torch.tanh(weights / weights.sum(-1, keepdim=True)).sum(-1, keepdim=True) * x
+
+    def chosen(p, x):
+        scores = jax.nn.sigmoid(x @ p["gate"])
+        biased = scores if fault == "bias" else scores + p["bias"]
+        groups = biased.reshape(-1, 4, 2)
+        best = groups.max(-1) if fault == "groups" else jax.lax.top_k(groups, 2)[0].sum(-1)
+        kept = jax.nn.one_hot(jax.lax.top_k(best, 2)[1], 4).sum(1).repeat(2, 1) > 0
+        places = jax.lax.top_k(jnp.where(kept, biased, -jnp.inf), 2)[1]
+        weights = jnp.take_along_axis(scores, places, 1)
+        weights = weights / weights.sum(-1, keepdims=True)
+        weights = weights * 0.5 if fault == "after" else weights
+        return jnp.tanh(weights).sum(-1, keepdims=True) * x
+
+    weights = {"gate": ("gate.weight", "o i -> i o"), "bias": "bias"}
+    found = first_difference(chosen, Chosen(), weights, [numbers(12, WIDTH)], backward=False)
+    assert line in found.ours.source
+    assert kind in (found.kind or "")
+    assert "mask" not in (found.kind or "")
+
+
 def test_what_is_stopped_within_the_choice_of_experts_is_no_cut():
     """The maximum in the softmax of the scores has no gradient on either side."""
     found = asked(ours("detached"))

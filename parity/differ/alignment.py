@@ -143,7 +143,10 @@ def match(ours: Values, theirs: Values, bar: float = BAR) -> None:
     for i, row in enumerate(ours.rows):
         same = index.equals(row.features) if i in live and row.features is not None else []
         if row.data and is_whole(row.dtype):
-            same = [j for j in same if in_order(i, j)]
+            in_other_order = [j for j in same if not in_order(i, j)]
+            ours.reordered |= {i} if in_other_order else set()
+            theirs.reordered |= {*in_other_order}
+            same = [j for j in same if j not in in_other_order]
         if same:
             ours.equal[i] = same
             for j in same:
@@ -269,6 +272,34 @@ def paired(ours: list[Start], theirs: list[Start]) -> Paired:
         if there is not None and reach.intersection(there.agreed):
             return here, there, True
     return (ours[0] if ours else None), (theirs[0] if theirs else None), False
+
+
+def before_choices(ours: Start, theirs: Start) -> tuple[list[Start], list[Start]] | None:
+    """The starts of what whole numbers were made of, where a start reads such as the other side has not, as experts
+    that are chosen by other scores; None where these are not what parts them. A start that reads none stays."""
+    found, chosen = [], False
+    for start, other in ((ours, theirs.values), (theirs, ours.values)):
+        values, rows = start.values, start.values.rows
+        todo = [i for i in start.row.inputs if _is_other_choice(values, other, i)]
+        scores = set[int]()
+        for i in todo:
+            before = [k for k in rows[i].inputs if rows[k].data and values.leaf(k) is None]
+            todo += [k for k in before if _is_other_choice(values, other, k) and k not in todo]
+            scores.update(k for k in before if k not in values.equal and k not in todo and not is_whole(rows[k].dtype))
+        found.append(starts(values, scores) or [start])
+        chosen |= bool(scores)
+    return (found[0], found[1]) if chosen else None
+
+
+def _is_other_choice(values: Values, other: Values, number: int) -> bool:
+    """Whether a value is whole numbers that depend on data, and not those of the other side in some order; zeros and
+    ones, which are the same numbers whatever is chosen, in one order."""
+    row, array = values.rows[number], values.arrays.get(number)
+    if not row.data or (not is_whole(row.dtype) and (array is None or array.size > _CHOSEN)):
+        return False
+    if "bool" not in row.dtype and (array is None or not np.isin(array, (0, 1)).all()):
+        return is_whole(row.dtype) and number not in values.equal and number not in values.reordered
+    return not any(distance(array, other.arrays.get(j)) == 0 for j in values.equal.get(number, ()))
 
 
 def made_of(array: np.ndarray, other_side: Index) -> list[int]:

@@ -13,6 +13,7 @@ from parity.differ.alignment import (
     Start,
     anchors,
     are_counterparts,
+    before_choices,
     made_of,
     match,
     paired,
@@ -89,6 +90,9 @@ def explain_stage(
             return Difference(stage, **about)
         found = _starts(sides, bad, backward=stage == "backward")
         first, second, together = (paired_backward if stage == "backward" else paired)(*found)
+        while stage == "forward" and together and first and second and (before := before_choices(first, second)):
+            found = before
+            first, second, together = paired(*found)
         for start in filter(None, (first, second)):
             # What is looked at below, in one run.
             start.values.want({start.number, *start.agreed, *start.row.inputs, *start.near})

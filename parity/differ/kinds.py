@@ -76,8 +76,9 @@ def _mask(ours: Start, theirs: Start) -> str | None:
         if any(side.values.again is None and not side.values.arrays.keys() >= {*side.near} for side in (ours, theirs)):
             return None
         one, other = (ours, theirs) if here else (theirs, ours)
-        # What is one operation, as a loss of alignments is, may mask inside.
-        if not any(re.search(_MASKED_FOR, other.values.rows[i].operation) for i in other.near):
+        # What is one operation, as a loss of alignments is, may mask inside; and zeros are a mask of another kind.
+        around = [other.values.rows[i].operation for i in (*other.behind, *other.near)]
+        if any("where" in name or "mask" in name for name in around) or not re.search(_MASKED_FOR, " ".join(around)):
             return None
         return f"only {one.values.side} masks here, {other.values.side} does not"
     # Where some mask of ours is one of theirs, they may have been put together in other steps.

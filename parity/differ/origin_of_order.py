@@ -33,19 +33,21 @@ class Origin(NamedTuple):
 def origin_of_order(first: Start, second: Start) -> Origin:
     """Looks at what both places read; walks back from an input that is in another order to where that begins."""
     ours, theirs = first.values, second.values
-    checked = False
+    checked = moved = False
 
     for i in first.agreed:
         for j in [j for j in ours.equal.get(i, ()) if j in second.agreed][:1]:
             state = _order(ours, theirs, i, j)
             checked |= state == "same"
+            # Numbers that repeat themselves, and lie in no layout that both have.
+            moved |= state == "unknown" and NEARLY < distance(ours.array(i), theirs.array(j)) < np.inf
             if state in ("exchanged", "other"):
                 return _walk(ours, theirs, i, j, state)
     for i in first.row.inputs if checked else ():
         for j in [] if ours.rows[i].data else [j for j in ours.equal.get(i, ()) if j in second.row.inputs][:1]:
             if _order(ours, theirs, i, j) == "other":
                 return _walk(ours, theirs, i, j, "other")
-    return Origin(None, checked)
+    return Origin(None, checked and not moved)
 
 
 def lost_order(first: Start, second: Start) -> Origin | None:

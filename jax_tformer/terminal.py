@@ -12,6 +12,7 @@ import os
 import re
 import signal
 import sys
+import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
 from itertools import dropwhile, takewhile
@@ -54,16 +55,31 @@ def say(text: str, *, end: str = "\n") -> None:
     print(visible(text) if on_terminal else text, end=end, flush=True)
 
 
+_AT_ONCE = 1.0
+"""Seconds after a signal in which others are the same: launchers send it to a process and to its group."""
+_unheard: list[int] = []
+"""Signals before the training that have not ended the program."""
+
+
+def _interrupt(number: int, frame: FrameType | None) -> None:
+    """Raises KeyboardInterrupt, and remembers why: what a garbage collector calls, as JAX does, would swallow it."""
+    _unheard.append(number)
+    raise KeyboardInterrupt
+
+
 class Interruption:
     """Inside `with Interruption() as stop`, Ctrl-C, SIGTERM or SIGHUP sets `stop.signal`; a second breaks off the step.
 
-    A second SIGHUP does not, because a closing terminal sends several. Under nohup SIGHUP stays ignored.
+    A second at once does not, nor a second SIGHUP, because a closing terminal sends several. Under nohup SIGHUP stays
+    ignored.
     """
 
     def __init__(self) -> None:
         self.signal: int | None = None
+        self._since = 0.0
 
     def __enter__(self) -> "Interruption":
+        self.signal = _unheard.pop() if _unheard else None
         kinds = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             kinds.append(signal.SIGHUP)
@@ -86,9 +102,9 @@ class Interruption:
 
     def _handle(self, number: int, frame: FrameType | None) -> None:
         if self.signal is None:
-            self.signal = number
-        elif number != signal.SIGHUP:
-            raise KeyboardInterrupt
+            self.signal, self._since = number, time.monotonic()
+        elif number != signal.SIGHUP and time.monotonic() - self._since > _AT_ONCE:
+            raise KeyboardInterrupt(self.signal)
 
 
 def as_called(text: str) -> str:
@@ -234,6 +250,8 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         # Otherwise messages would be printed among the answers.
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     message = None
+    if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
+        signal.signal(signal.SIGINT, _interrupt)
     try:
         require(sys.stdout is not None, "standard output is closed; redirect it to a file, or to /dev/null")
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -259,8 +277,8 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         where = error.filename or ("standard output" if error.errno in _CANNOT_WRITE else "")
         status = 2
         message = f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
-    except KeyboardInterrupt:
-        status = 128 + signal.SIGINT
+    except KeyboardInterrupt as error:
+        status = 128 + (error.args or [signal.SIGINT])[0]
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
         # Python 3.11 wraps a KeyboardInterrupt in one of these while it makes certain classes, as flax does at import.
         if isinstance(error.__cause__, KeyboardInterrupt):

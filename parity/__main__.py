@@ -35,7 +35,10 @@ def named(text: str) -> Any:
     if not where or not name:
         raise ValueError(f"{text!r} names nothing; expected {_NAMED}")
     home = SimpleNamespace(**run_path(where)) if where.endswith(".py") else import_module(where)
-    found = attrgetter(name.removesuffix("()"))(home)
+    try:
+        found = attrgetter(name.removesuffix("()"))(home)
+    except AttributeError as error:
+        raise LookupError(f"{where} has no {error.name}") from error
     if isinstance(found, type) and (torch := sys.modules.get("torch")):
         torch.manual_seed(0)  # the same weights each time, and the same answer
     return found() if name.endswith("()") or isinstance(found, type) else found
@@ -81,6 +84,8 @@ def match(*, out: str | None, **given: Any) -> int:
     """Prints the weight map that is proposed, and writes it; 1 where something of it is left to look at."""
     from parity.match.match_weights import match_weights
 
+    if out and (Path(out).exists() or not Path(out).absolute().parent.is_dir()):
+        raise UsageError(f"cannot write {out}; expected a new file, in a folder that exists")
     found = match_weights(**given)
     print(found)
     if out:
@@ -172,9 +177,10 @@ def main(given: Sequence[str]) -> int:
         return run(**{key: _read(key, value) for key, value in taken.items()}, **name)
     except (ParityError, UsageError, ValueError, TypeError, ImportError, OSError) as error:
         print(" ".join(str(error).split()), file=sys.stderr)
-        for note in getattr(error, "__notes__", ()):
+        red = any(not figure.passed for figure in getattr(error, "figures", ()))
+        for note in getattr(error, "__notes__", ()) if red else ():
             print(note)
-        return 1 if any(not figure.passed for figure in getattr(error, "figures", ())) else 2
+        return 1 if red else 2
 
 
 def _read(key: str, value: Any) -> Any:

@@ -26,6 +26,9 @@ def block(p, x, eps=1e-5):
 def wrong(p, x):
     return block(p, x, 1e-3)
 
+def whole(p, x):
+    return x > 0
+
 PARAMS = {"norm": {"scale": jnp.ones(4), "shift": jnp.ones(4)}, "up": {"kernel": jnp.ones((4, 4)), "bias": jnp.ones(4)}}
 WEIGHTS = {
     "norm.scale": "norm.weight",
@@ -68,6 +71,7 @@ def folder(own_folder):
     x = numbers(5, 4)
     np.savez("batch.npz", arg0=x)
     np.savez("named.npz", x=x)
+    np.savez("empty.npz", arg0=x[:0])
     np.savez("objects.npz", arg0=np.array([{}], object))
     np.savez("params.npz", **{"norm.scale": x[0], "norm.shift": x[0], "up.kernel": x[:4], "up.bias": x[0]})
 
@@ -113,11 +117,16 @@ def test_find_prints_json(folder, capsys):
         (FIND.replace("map.json", "none.json"), "none.json: FileNotFoundError"),
         (FIND.replace("batch.npz", "objects.npz"), "objects.npz: ValueError: Object arrays cannot be loaded"),
         (FIND.replace("batch.npz", "map.json"), "'map.json' names nothing; expected MODULE:NAME or FILE.py:NAME"),
-        (FIND.replace("Block", "Black"), "theirs.py:Black: AttributeError"),
+        (FIND.replace("Block", "Black"), "theirs.py:Black: LookupError: theirs.py has no Black"),
         (FIND.replace("theirs.py:Block", "ours.py:Broken"), "ours.py:Broken: SystemExit: no module here"),
         (FIND.replace("theirs.py:Block", "ours.py:block"), "theirs is a function; expected a torch.nn.Module"),
         ("match params.npz theirs.py:Block --inputs batch.npz", "inputs without ours"),
-        ("match params.npz theirs.py:Block --out map.json", "File exists: 'map.json'"),
+        ("match params.npz theirs.py:Block --out map.json", "cannot write map.json; expected a new file"),
+        ("match params.npz theirs.py:Block --out none/map.json", "cannot write none/map.json; expected a new file"),
+        (f"{FIND} --bar nan", "bar is nan; expected a number above 0"),
+        (f"{FIND} --bar -1", "bar is -1.0; expected a number above 0"),
+        (FIND.replace("ours.py:block", "ours.py:whole"), "ours returned no floating-point array; expected one"),
+        (FIND.replace("batch.npz", "empty.npz"), "empty"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(folder, capsys, command, said):

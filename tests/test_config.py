@@ -85,6 +85,10 @@ CONTRADICTIONS = {
         *(({"learning_rate": rate}, f"learning_rate is {rate}") for rate in (math.nan, math.inf, 0.0, -1.0)),
         ({"momentum": 0.5}, "expected muon or sgd, which have one"),
     ],
+    DecodingConfig: [
+        ({"suppress_tokens": (3,), "forced_eos_token_id": 3}, "forced_eos_token_id is 3, which suppress_tokens forbid"),
+        ({"suppress_tokens": (3, 4), "forced_bos_token_id": 4}, "forced_bos_token_id is 4, which suppress_tokens"),
+    ],
     LoraConfig: [
         ({"targets": ("c_attn",)}, "targets is ('c_attn',); expected all, or some of query, key, value, output, gate"),
         ({"targets": ()}, "targets is (); expected all, or some"),

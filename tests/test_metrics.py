@@ -123,6 +123,15 @@ def test_tensorboard_reads_what_was_written_even_if_the_clock_goes_back(tmp_path
     assert figures == [{"loss": loss, "huge": -math.inf} for loss in (0.5, 1.5, 2.5)]
 
 
+def test_figures_that_are_not_finite_are_left_out(tmp_path):
+    log = MetricsLog(RunFolder(tmp_path), 0)
+    log.write({"step": 1, "loss": 9.0, "update_norm/head": math.inf, "gradient_norm": math.nan})
+    log.close()
+    notes = []
+    assert read_metrics(tmp_path / "metrics.jsonl", notes) == [{"step": 1, "loss": 9.0}]
+    assert not notes
+
+
 @contextmanager
 def files_of_at_most(size):
     before = resource.getrlimit(resource.RLIMIT_FSIZE)

@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
 from jax_tformer import DropoutConfig, load_pretrained, save_pretrained, transformer
@@ -181,6 +182,16 @@ def test_what_cannot_be_saved(config, options, message, tmp_path):
     with refused(message):
         save_pretrained(tmp_path / "new", net, **(large | options))
     assert not list(tmp_path.iterdir())
+
+
+def test_a_full_disk_is_one_line(tmp_path, monkeypatch):
+    def full(*_):
+        raise SafetensorError("No space left on device")
+
+    monkeypatch.setattr(pretrained, "save_file", full)
+    with refused("cannot write .*small: .*No space left on device; expected a place with room for it"):
+        save_small(tmp_path / "small")
+    assert not [*tmp_path.iterdir()]
 
 
 def test_nothing_is_overwritten(whole, tmp_path):

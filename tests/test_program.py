@@ -1,5 +1,6 @@
 """What a program says, and its exit status, where there is no memory, no device, or nobody who takes its output."""
 
+import contextlib
 import io
 import os
 import signal
@@ -9,6 +10,7 @@ import sys
 import jax
 import pytest
 
+from jax_tformer import terminal
 from jax_tformer.runs.metrics import ProgressLine
 from jax_tformer.terminal import Interruption, run_program
 from tests.several_processes import ROOT
@@ -154,7 +156,31 @@ def test_the_first_signal_is_kept_and_the_handlers_come_back(kind, send):
     assert signal.getsignal(kind) is before
 
 
-def test_a_second_one_breaks_off_but_a_terminal_that_closes_may_say_so_twice(send):
+def test_a_second_one_at_once_is_the_same(send):
+    with Interruption() as stop:
+        send(signal.SIGTERM)
+        send(signal.SIGTERM)
+        assert stop.status == 128 + signal.SIGTERM
+
+
+def test_one_that_was_swallowed_before_the_training_is_heard(send):
+    """As Ctrl-C is while the garbage collector calls JAX."""
+
+    def train(arguments):
+        with contextlib.suppress(KeyboardInterrupt):
+            send(signal.SIGINT)
+        with Interruption() as stop:
+            return stop.status
+
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)
+    with pytest.raises(SystemExit) as ended:
+        run_program(train, "train.py")
+    signal.signal(signal.SIGINT, before)
+    assert ended.value.code == 128 + signal.SIGINT
+
+
+def test_a_second_one_breaks_off_but_a_terminal_that_closes_may_say_so_twice(send, monkeypatch):
+    monkeypatch.setattr(terminal, "_AT_ONCE", 0.0)
     with Interruption() as stop:
         send(signal.SIGHUP)
         send(signal.SIGHUP)

@@ -40,6 +40,8 @@ def test_folder_glob_and_json_lines_join_documents_by_a_blank_line(tmp_path):
     (tmp_path / "b.md").write_text("second\n")
     (tmp_path / "a.txt").write_text("first")
     (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
+    (tmp_path / "empty.md").write_text("\n")
+    (tmp_path / "nothing.txt").touch()
     (tmp_path / "ignored.py").write_text("code")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "c.JSONL").write_text('{"text": "third", "id": 3}\n{"text": "fourth\\n"}\n')
@@ -57,7 +59,7 @@ def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
     ("name", "content", "message"),
     [
         ("a.txt", None, "a.txt does not exist"),
-        ("a.txt", b" \n\n", "a.txt is empty"),
+        ("a.txt", b" \n\n", "holds no text; expected at least one document"),
         ("a.txt", b"abc\0def", "a.txt is binary: a NUL byte at byte 3"),
         ("a.txt", "un été".encode("latin-1"), "a.txt is not UTF-8: byte 0xe9 at byte 3"),
         ("*.md", None, "matches no file"),

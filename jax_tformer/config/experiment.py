@@ -375,6 +375,9 @@ class DecodingConfig:
             require_field(self.top_p <= 1, "top_p", f"is {self.top_p}; expected a number above 0 and at most 1")
         if self.min_p is not None:
             require_field(self.min_p <= 1, "min_p", f"is {self.min_p}; expected a number from 0 to 1")
+        for name in ("forced_bos_token_id", "forced_eos_token_id"):
+            told = f"is {(forced := getattr(self, name))}, which suppress_tokens forbid; expected another token"
+            require_field(forced not in self.suppress_tokens, name, told)
         if beams > 1:
             require_field(
                 self.temperature == 0,
@@ -511,7 +514,7 @@ class ExperimentConfig:
         )
         require(
             rows is None or length <= rows,
-            f"{name} is {length} and max_positions is {rows}; expected a length within the learned positions",
+            f"{name} is {length} and max_positions is {rows}; expected a length that the model's positions hold",
         )
 
 

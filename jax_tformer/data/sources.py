@@ -103,7 +103,7 @@ def _readable(paths: Iterable[Path]) -> list[Path]:
 class Blocks(Iterable[bytes]):
     """A text file, as it is or compressed, in blocks of whole lines of UTF-8, with "\\n" as line ends.
 
-    Iterating raises InputError if the file cannot be read, is empty, or is not UTF-8.
+    Iterating raises InputError if the file cannot be read or is not UTF-8.
     """
 
     path: Path
@@ -111,14 +111,13 @@ class Blocks(Iterable[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         path = self.path
         at = 0
-        empty = True
         try:
             with _opened(path) as file:
                 # No character and no line end is divided.
                 while block := file.read(_BLOCK) + file.readline():
                     nul = block.find(b"\0")
                     require(nul < 0, f"{path} is binary: a NUL byte at byte {at + nul:,}; expected UTF-8 text")
-                    empty = not block.decode().strip() and empty
+                    block.decode()
                     yield (block if at else block.removeprefix(BOM_UTF8)).replace(b"\r\n", b"\n")
                     at += len(block)
         except UnicodeDecodeError as error:
@@ -128,7 +127,6 @@ class Blocks(Iterable[bytes]):
             raise InputError(
                 f"{path} is damaged or cannot be read ({reason_of(error)}); restore it; then go on"
             ) from error
-        require(not empty, f"{path} is empty; expected text")
 
 
 def _opened(path: Path) -> Any:
@@ -151,7 +149,8 @@ def kind_of(path: Path) -> str:
 
 
 def read_lines(path: Path) -> Iterator[str]:
-    """Yields the lines of a text file; raises InputError as `Blocks` does."""
+    """Yields the lines of a text file; raises InputError as `Blocks` does, and if it is empty."""
+    require(not is_empty(Blocks(path)), f"{path} is empty; expected text")
     for block in Blocks(path):
         # str.splitlines would also split at separators inside sentences, and put parallel files out of step.
         yield from block.decode().removesuffix("\n").split("\n")

@@ -249,6 +249,14 @@ def _equations(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -
     return Source([Shape(training.batch_size, [Part(train, other)])], [text], finish)
 
 
+def _word_end(text: memoryview, place: int) -> int:
+    """Returns the end of the word that a cut at `place` would halve; the vocabulary has no halves. Else `place`."""
+    spaces = b" \t\n\r\f\v"
+    while 0 < place < len(text) and text[place - 1] not in spaces and text[place] not in spaces:
+        place += 1
+    return place
+
+
 def read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> Corpus:
     """Opens shards, or encodes text, of which each part, or each document that is to be packed, begins with `first`."""
     if shard_files(data):
@@ -261,6 +269,8 @@ def read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> C
         # The last document ends too.
         closing = [memoryview(b"")]
     cut = training_end(text, data.held_out)
+    if data.tokenizer.kind == "words":
+        cut = _word_end(text, cut)
     parts = [
         [text[max(start, begin) : min(end, close)] for start, end in spans if start < close and end > begin]
         for begin, close in ((0, cut), (cut, len(text)))

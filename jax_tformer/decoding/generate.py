@@ -363,8 +363,8 @@ def pad_rows(rows: Sequence[Ids], length: int, *, side: Literal["left", "right"]
 
 
 def require_positions(limit: int | None, length: int, what: str) -> None:
-    """Raises InputError if `what`, of `length` tokens, is longer than the learned positions of the model."""
-    require(limit is None or length <= limit, f"{what} has {length} tokens; the model has {limit} learned positions")
+    """Raises InputError if `what`, of `length` tokens, is longer than the positions of the model."""
+    require(limit is None or length <= limit, f"{what} has {length} tokens; the model has {limit} positions")
 
 
 def round_up(length: int, limit: int | None = None, *, step: int = STEP) -> int:

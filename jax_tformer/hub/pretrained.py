@@ -14,6 +14,7 @@ import jax
 import numpy as np
 from huggingface_hub import split_state_dict_into_shards_factory
 from jax.sharding import Mesh
+from safetensors import SafetensorError
 from safetensors.numpy import save_file
 
 from jax_tformer.config import DropoutConfig, Dtype, TransformerConfig
@@ -232,7 +233,8 @@ def save_pretrained(
     if keep and dtype is None:
         types = {name: stored.get(name, type_) for name, type_ in types.items()}
     config = _config_json(net, chosen, said, tensors, types, tokenizer)
-    with explained(f"cannot write {out}: {WHY}; expected a place with room for it"), new_folder(out) as whole:
+    told = f"cannot write {out}: {WHY}; expected a place with room for it"
+    with explained(told, (OSError, SafetensorError)), new_folder(out) as whole:
         write_tensors(whole, tensors, types, most)
         changed = _write_tokenizer(whole, net, tokenizer)
         write_json(whole / CONFIG, config | changed)

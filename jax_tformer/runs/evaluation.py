@@ -92,7 +92,9 @@ class Evaluator:
         """
         total, count = self._sums(self._loss, params, self.pipeline.evaluation)
         loss = total / max(count, 1)
-        figures: Row = {"val_loss": loss, "val_perplexity": math.exp(min(loss, 700.0))}
+        figures: Row = {"val_loss": loss}
+        if loss < 700:  # else it is larger than any float
+            figures["val_perplexity"] = math.exp(loss)
         if self.pipeline.bytes_per_token is not None:
             figures["val_bits_per_byte"] = loss / math.log(2) / self.pipeline.bytes_per_token
         if self.pipeline.seen is not None:

@@ -76,9 +76,10 @@ class MetricsLog:
             self._tracker = trackio.init(project=project, name=folder.path.name, config=asdict(config), resume="allow")
 
     def write(self, row: Row) -> None:
-        """Writes a row; sentences in place of figures go to metrics.jsonl only."""
+        """Writes a row; sentences in place of figures go to metrics.jsonl only, and what is not finite nowhere."""
         if not is_first():
             return
+        row = {name: x for name, x in row.items() if isinstance(x, str) or math.isfinite(x)}
         with self._full_disk_told():
             # Opened each time, so that a full disk fails here and not again at exit.
             with open(self._path, "a") as file:

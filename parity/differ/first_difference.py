@@ -4,6 +4,7 @@ This is the door: it traces both sides (`traced_sides.py`), lets `forward_and_ba
 `optimizer_step.py` the step. README.md in this folder says in eleven steps how, and which file does what.
 """
 
+import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from copy import deepcopy
@@ -70,8 +71,11 @@ def first_difference(
     compared: the answer names them in `left_out`. Where gradients are compared, it names in `trained_alone` the
     parameters that theirs does not train and that have a gradient in ours.
 
-    Raises ParityError where the two cannot be compared: no weights, outputs without a common name, other shapes.
+    Raises ParityError where the two cannot be compared: no weights, outputs without a common name, other shapes; and
+    ValueError for a `bar` that is no number above 0.
     """
+    if not 0 < bar < math.inf:
+        raise ValueError(f"bar is {bar}; expected a number above 0")
     with jax.enable_x64(True), jax.default_matmul_precision("highest"):
         pair = followed_pair(ours, theirs, weights, inputs, params=params, like=like)
         mapping = pair.mapping

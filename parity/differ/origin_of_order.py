@@ -62,7 +62,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
     experiments = Experiments(ours, theirs)
     theirs.want(ours.equals(first.agreed))
     mixed = [i for i in first.agreed if i in ours.equal and not _is_in_order(ours, theirs, i)]
-    pairs = [(i, j) for i in mixed for j in reversed(ours.equal[i])]
+    pairs = [(i, j) for i in mixed for j in sorted(ours.equal[i], key=lambda j: (j not in second.agreed, -j))]
     # What goes on is shown better than what comes to one value, which may be another one transposed.
     for shows in (experiments.goes_on, experiments.reached):
         for i, j in pairs:
@@ -135,7 +135,9 @@ def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
     met = [(i, j)]
     while len(met) < _STEPS and (before := _mixed_before(ours, theirs, *met[-1], state)):
         met.append(before)
-    if not ours.rows[i].backward and not all(_is_mended(ours, theirs, *pair) for pair in (met[0], met[-1])):
+    # One table may be read beside another that is in a wrong order, too.
+    sorts = ours.rows[i].data and not ours.rows[i].backward
+    if sorts and not _is_mended(ours, theirs, *met[-1]):
         return Origin(None, False)
     i, j = met[-1]
     here, there = ours.array(i), theirs.array(j)

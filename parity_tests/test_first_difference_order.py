@@ -146,6 +146,36 @@ def test_what_theirs_sorts_is_in_another_order_in_the_right_port_too(fault):
     assert fault != "order" or not found.verdict.startswith("sure")
 
 
+@pytest.mark.parametrize(
+    ("fault", "line"), [("sorted", "jnp.argsort("), ("far", "x[::-1]"), ("", ""), ("factor", "0.7 * jnp.tanh")]
+)
+def test_what_is_sorted_the_other_way_is_named_where_it_is_sorted(fault, line):
+    """And what is in another order long before it matters."""
+
+    def summed(p, x):
+        x = jnp.sin(x[::-1] if fault == "far" else x)
+        for _ in range(15):
+            x = jnp.sin(1.1 * x + 0.1)
+        h = x @ p["query"]["kernel"] + p["query"]["bias"]
+        plain = jnp.cumsum(h, 0)
+        h = h[jnp.argsort(h[:, 0] if fault == "sorted" else -h[:, 0])]
+        return {"plain": plain, "sorted": jnp.cumsum(0.7 * jnp.tanh(h) if fault == "factor" else jnp.tanh(h), 0)}
+
+    def summed_there(self, x):
+        for _ in range(16):
+            x = torch.sin(1.1 * x + 0.1 if _ else x)
+        h = self.query(x)
+        return {"plain": h.cumsum(0), "sorted": torch.tanh(h[h[:, 0].argsort(descending=True)]).cumsum(0)}
+
+    theirs = Module(summed_there, query=lambda: nn.Linear(6, 6))
+    found = first_difference(summed, theirs, linear_rows("query"), [numbers(7, 6)])
+    assert bool(found) == bool(fault)
+    if fault:
+        assert line in found.ours.source
+        assert ("order" in found.kind) == (fault != "factor")
+        assert found.sure
+
+
 def test_a_right_order_is_no_difference_and_hides_none():
     """Queries and keys whose elements are in another order, both, as rotated halves are, give the same products."""
     assert not first_difference(ours(), Vision(), WEIGHTS, [X])

@@ -54,7 +54,9 @@ class Accepted:
         found = {}
         for j in sorted(theirs.live() - self.put.keys()):
             row = theirs.rows[j]
-            if (row.data and row.kind != "parameter") or j in theirs.equal or row.dtype not in _FLOATING:
+            # A table of two numbers has an equal wherever the rarer one occurs as often.
+            known = j in theirs.equal and (row.data or row.kind == "operation")
+            if (row.data and row.kind != "parameter") or known or row.dtype not in _FLOATING:
                 continue
             if row.features is not None:
                 near[j] = index.equals(row.features, 1e-4)

@@ -143,10 +143,11 @@ def match(ours: Values, theirs: Values, bar: float = BAR) -> None:
     for i, row in enumerate(ours.rows):
         same = index.equals(row.features) if i in live and row.features is not None else []
         if row.data and is_whole(row.dtype):
-            in_other_order = [j for j in same if not in_order(i, j)]
-            ours.reordered |= {i} if in_other_order else set()
-            theirs.reordered |= {*in_other_order}
-            same = [j for j in same if j not in in_other_order]
+            moved = [j for j in same if not in_order(i, j)]
+            ours.reordered |= {i: moved} if moved else {}
+            for j in moved:
+                theirs.reordered.setdefault(j, []).append(i)
+            same = [j for j in same if j not in moved]
         if same:
             ours.equal[i] = same
             for j in same:

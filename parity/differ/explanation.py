@@ -25,7 +25,7 @@ from parity.differ.answer import Difference, Stage
 from parity.differ.element_order import distance
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
-from parity.differ.origin_of_order import Origin, lost_order, origin_of_order
+from parity.differ.origin_of_order import Origin, lost_order, origin_of_order, reordered_choice
 from parity.differ.row_sets import RowIndex, is_routed
 from parity.differ.substitution import WAYS, experiment, of_same_weight, repaired
 from parity.differ.values import GRADIENT, Site, Value, Values
@@ -158,7 +158,7 @@ class _Parting:
         if self.stage == "forward" and not (origin.inherited and origin.checked):
             origin = lost_order(self.first, self.second) or origin
         routed = origin.inherited is not None and any(map(is_routed, self.sides, origin.inherited))
-        return Origin(None, False) if routed else origin
+        return reordered_choice(*self.sides, origin.inherited[0]) if origin.inherited and routed else origin
 
     def _in_other_order(self, i: int, j: int, said: str) -> Difference:
         """Where both computed the same numbers, or hold them as weights."""

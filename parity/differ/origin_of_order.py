@@ -12,6 +12,8 @@ from parity.differ.values import Values
 
 _STEPS = 50
 """Values to go back or on, at most."""
+_FAR = 400
+"""Values that are computed anew, at most, to see whether an order matters."""
 _TRIED = 24
 """Orders of axes, at most."""
 
@@ -80,8 +82,20 @@ def _is_mended(ours: Values, theirs: Values, i: int, j: int) -> bool:
     """Whether ours goes on as theirs does, with a value in the order of theirs: what is sorted, as sequences by their
     length are, is in another order in the right port, too."""
     here, there = ours.array(i), theirs.array(j)
-    candidates = [] if here is None or there is None else layouts(here, there)
-    return any(Experiments(ours, theirs).goes_on(i, array) is not None for array in candidates[:_TRIED])
+    candidates = [] if here is None or there is None else with_axes_as(here, there) or layouts(here, there)[:_TRIED]
+    return any(Experiments(ours, theirs, _FAR).reached(i, array) is not None for array in candidates)
+
+
+def reordered_choice(ours: Values, theirs: Values, number: int) -> Origin:
+    """Where a value is chosen by whole numbers that theirs has in another order, if they make ours go on as theirs."""
+    todo = [number]
+    for i in todo:
+        for k in ours.rows[i].inputs:
+            for m in ours.reordered.get(k, ()):
+                if _is_mended(ours, theirs, k, m):
+                    return Origin((k, m), True)
+            todo += [k] if ours.copies(i) and k not in todo else []
+    return Origin(None, False)
 
 
 def _close(here: np.ndarray, there: np.ndarray) -> bool:

@@ -22,7 +22,6 @@ from parity.differ.row_sets import is_whole
 from parity.differ.values import Site, Value, Values, short
 
 _STEPS = 50
-"""Values that are computed anew, at most, in one experiment."""
 _ENOUGH, _APART = 4, 6
 """Values that agree in an experiment are enough to show something; or they are nearly the last that were computed."""
 _TABLES = 24
@@ -54,8 +53,9 @@ _VERBS = {
 class Experiments:
     """One side, to be run on from values that were replaced, and what the other side computes that it does not."""
 
-    def __init__(self, values: Values, other: Values) -> None:
-        self.values, self.other = values, other
+    def __init__(self, values: Values, other: Values, steps: int = _STEPS) -> None:
+        """At most so many values are computed anew in one experiment."""
+        self.values, self.other, self._steps = values, other, steps
 
     @cached_property
     def _returned(self) -> dict[int, int]:
@@ -199,7 +199,7 @@ class Experiments:
             follows = k in self._live and not rows[k].backward and not seen.isdisjoint(rows[k].inputs)
             if follows and not (alone and k in self.values.equal):
                 seen.add(k)
-            if len(seen) > _STEPS:
+            if len(seen) > self._steps:
                 break
         return sorted(seen - {number})
 

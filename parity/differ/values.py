@@ -169,8 +169,8 @@ class Values:
     """Runs this side once more, and keeps the numbers of these values."""
     equal: dict[int, list[int]] = field(default_factory=dict)
     """A value -> those of the other side with the same fingerprint, in the order of execution."""
-    reordered: set[int] = field(default_factory=set)
-    """Whole numbers of which the other side has the same in another order."""
+    reordered: dict[int, list[int]] = field(default_factory=dict)
+    """Whole numbers -> those of the other side that are the same in another order."""
     bar: float = BAR
     """How far apart such fingerprints are at most."""
     islands: dict[int, bool] = field(default_factory=dict)

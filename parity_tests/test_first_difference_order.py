@@ -62,6 +62,8 @@ def ours(fault=""):
         q, k, v = (x @ p[name]["kernel"] + p[name]["bias"] for name in LINEAR[:3])
         if fault == "heads":
             q = q.reshape(*x.shape[:2], HEAD, HEADS).swapaxes(2, 3)
+        if fault == "every":
+            q, k, v = (y.reshape(*x.shape[:2], HEAD, -1).swapaxes(2, 3) for y in (q, k, v))
         q, k, v = (y.reshape(*x.shape[:2], -1, HEAD) for y in (q, k, v))
         if fault == "groups":
             k, v = (jnp.tile(y, (1, 1, HEADS // KEY_HEADS, 1)) for y in (k, v))
@@ -82,6 +84,7 @@ def ours(fault=""):
         ("columns", False, "x.transpose(0, 2, 1, 3)"),
         ("last", False, 'fault == "last"'),
         ("heads", False, "HEAD, HEADS).swapaxes(2, 3)"),
+        ("every", False, "HEAD, -1).swapaxes(2, 3)"),
         ("groups", False, "jnp.tile"),
         ("merged", False, "mixed.swapaxes(2, 3)"),
         ("merged", True, "mixed.swapaxes(2, 3)"),

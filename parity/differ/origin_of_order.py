@@ -1,5 +1,7 @@
 """Whether what two places read is in one order; else where the order was lost before them."""
 
+from contextlib import suppress
+from itertools import islice, product
 from typing import NamedTuple
 
 import numpy as np
@@ -18,6 +20,8 @@ _TRIED = 24
 """Orders of axes, at most."""
 
 
+_FEW = 4
+"""Orders of axes of each of several arrays."""
 _MOVERS = {"concatenate", "gather", "rev", "sort", "tile"}
 """Operations, beside copies, that give numbers another order."""
 
@@ -44,11 +48,11 @@ def origin_of_order(first: Start, second: Start) -> Origin:
             # Numbers that repeat themselves, and lie in no layout that both have.
             moved |= state == "unknown" and NEARLY < distance(ours.array(i), theirs.array(j)) < np.inf
             if state in ("exchanged", "other"):
-                return _walk(ours, theirs, i, j, state)
+                return _walk(first, second, i, j, state)
     for i in first.row.inputs if checked else ():
         for j in [] if ours.rows[i].data else [j for j in ours.equal.get(i, ()) if j in second.row.inputs][:1]:
             if _order(ours, theirs, i, j) == "other":
-                return _walk(ours, theirs, i, j, "other")
+                return _walk(first, second, i, j, "other")
     return Origin(None, checked and not moved)
 
 
@@ -81,9 +85,35 @@ def lost_order(first: Start, second: Start) -> Origin | None:
 def _is_mended(ours: Values, theirs: Values, i: int, j: int) -> bool:
     """Whether ours goes on as theirs does, with a value in the order of theirs: what is sorted, as sequences by their
     length are, is in another order in the right port, too."""
-    here, there = ours.array(i), theirs.array(j)
-    candidates = [] if here is None or there is None else with_axes_as(here, there) or layouts(here, there)[:_TRIED]
+    candidates = _in_their_order(ours.array(i), theirs.array(j))
     return any(Experiments(ours, theirs, _FAR).reached(i, array) is not None for array in candidates)
+
+
+def _in_their_order(here: np.ndarray | None, there: np.ndarray | None) -> list[np.ndarray]:
+    """Their array in our shape, in each order of axes; of shapes that have no axes in common, in some."""
+    if here is None or there is None:
+        return []
+    return with_axes_as(here, there) or layouts(here, there)[:_TRIED]
+
+
+def _are_mended(first: Start, second: Start) -> bool:
+    """Whether ours makes what theirs makes, with several values that it reads there in the order of theirs, such as
+    queries and keys."""
+    ours, theirs = first.values, second.values
+    given: list[list[np.ndarray]] = []
+    mixed = 0
+    for i in first.row.inputs:
+        here, equal = ours.array(i), [j for j in ours.equal.get(i, ()) if j in second.agreed]
+        moved = _in_their_order(here, theirs.array(equal[0]))[:_FEW] if equal else []
+        mixed += here is not None and bool(moved) and not any(_close(here, array) for array in moved)
+        given.append(moved or ([] if here is None else [here]))
+    if mixed < 2 or first.row.again is None or not all(given):
+        return False
+    made = []
+    for arrays in islice(product(*given), _TRIED):
+        with suppress(Exception):
+            made.append(np.asarray(first.row.again(arrays)))
+    return any(Experiments(ours, theirs).reached(first.number, array) is not None for array in made)
 
 
 def reordered_choice(ours: Values, theirs: Values, number: int) -> Origin:
@@ -139,19 +169,20 @@ def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
     return "other" if state == "unknown" and varied and swapped_blocks(here, there) else state
 
 
-def _walk(ours: Values, theirs: Values, i: int, j: int, state: str) -> Origin:
+def _walk(first: Start, second: Start, i: int, j: int, state: str) -> Origin:
     """Back to the first two values that are in such a `state`, each made of what is not.
 
     Ours goes on as theirs does with them in the order of theirs; else they are in another order in the right port, too.
     An exchange is checked where the line does it to the one thing that it reads, because two operands of a product may
     be exchanged themselves, as their weights are.
     """
+    ours, theirs = first.values, second.values
     met = [(i, j)]
     while len(met) < _STEPS and (before := _mixed_before(ours, theirs, *met[-1], state)):
         met.append(before)
     # One table may be read beside another that is in a wrong order, too.
     sorts = ours.rows[i].data and not ours.rows[i].backward
-    if sorts and not _is_mended(ours, theirs, *met[-1]):
+    if sorts and not _is_mended(ours, theirs, *met[-1]) and not _are_mended(first, second):
         return Origin(None, False)
     i, j = met[-1]
     here, there = ours.array(i), theirs.array(j)

@@ -79,7 +79,8 @@ class Interruption:
         self._since = 0.0
 
     def __enter__(self) -> "Interruption":
-        self.signal = _unheard.pop() if _unheard else None
+        self.signal, self._since = (_unheard[-1], time.monotonic()) if _unheard else (None, 0.0)
+        _unheard.clear()
         kinds = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
             kinds.append(signal.SIGHUP)
@@ -251,7 +252,8 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         sys.stderr = open(os.devnull, "w")  # noqa: SIM115 (until the process ends)
     message = None
     if signal.getsignal(signal.SIGINT) is signal.default_int_handler:
-        signal.signal(signal.SIGINT, _interrupt)
+        with contextlib.suppress(ValueError):  # only the main thread hears signals
+            signal.signal(signal.SIGINT, _interrupt)
     try:
         require(sys.stdout is not None, "standard output is closed; redirect it to a file, or to /dev/null")
         if isinstance(sys.stdout, io.TextIOWrapper):
@@ -278,7 +280,7 @@ def run_program(program: Callable[[Sequence[str]], int], name: str, *, smaller: 
         status = 2
         message = f"error: {f'{where}: ' if where else ''}{error.strerror or error}"
     except KeyboardInterrupt as error:
-        status = 128 + (error.args or [signal.SIGINT])[0]
+        status = 128 + next((x for x in error.args if isinstance(x, int)), signal.SIGINT)
     except (MemoryError, OverflowError, RuntimeError, ValueError) as error:
         # Python 3.11 wraps a KeyboardInterrupt in one of these while it makes certain classes, as flax does at import.
         if isinstance(error.__cause__, KeyboardInterrupt):

@@ -173,9 +173,11 @@ def test_one_that_was_swallowed_before_the_training_is_heard(send):
             return stop.status
 
     before = signal.signal(signal.SIGINT, signal.default_int_handler)
-    with pytest.raises(SystemExit) as ended:
-        run_program(train, "train.py")
-    signal.signal(signal.SIGINT, before)
+    try:
+        with pytest.raises(SystemExit) as ended:
+            run_program(train, "train.py")
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert ended.value.code == 128 + signal.SIGINT
 
 

@@ -42,6 +42,7 @@ def test_folder_glob_and_json_lines_join_documents_by_a_blank_line(tmp_path):
     (tmp_path / "empty.jsonl").write_text('{"text": " "}\n')
     (tmp_path / "empty.md").write_text("\n")
     (tmp_path / "nothing.txt").touch()
+    (tmp_path / "nothing.jsonl").touch()
     (tmp_path / "ignored.py").write_text("code")
     (tmp_path / "sub").mkdir()
     (tmp_path / "sub" / "c.JSONL").write_text('{"text": "third", "id": 3}\n{"text": "fourth\\n"}\n')

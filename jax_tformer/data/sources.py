@@ -191,6 +191,8 @@ def documents(path: Path, field: str = "text") -> Iterator[Document]:
     if kind_of(path) == ".parquet":
         for row, text in enumerate(_read_parquet(path, field), 1):
             yield f"{path}, row {row:,}", [(text or "").encode()]
+    elif kind_of(path) == ".jsonl" and is_empty(Blocks(path)):
+        return
     elif kind_of(path) == ".jsonl":
         for line, record in enumerate(read_json_lines(path, (field,)), 1):
             yield f"{path}, line {line:,}", [record[field].encode()]

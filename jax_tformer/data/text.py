@@ -13,7 +13,7 @@ from typing import NamedTuple
 import numpy as np
 
 from jax_tformer.config import IGNORED
-from jax_tformer.config.errors import require
+from jax_tformer.config.errors import InputError, require
 from jax_tformer.config.experiment import MaskedTextData, Packing, TextData, TrainingConfig
 from jax_tformer.data.order import Batch, Finish, Items, Part, Shape, Source, as_read, held_out_items
 from jax_tformer.data.sources import (
@@ -27,11 +27,13 @@ from jax_tformer.data.sources import (
     text_files,
     training_end,
 )
-from jax_tformer.data.tokenizers import Framing, Tokenizer
+from jax_tformer.data.tokenizers import WORD, Framing, Tokenizer
 from jax_tformer.files import batched
 
 _BLOCK = 2**22
 """Ids that are searched together."""
+_LONGEST = 2**16
+"""Bytes that are looked at for the end of a word."""
 _TOGETHER = 2**12
 """Pieces of documents that best fit packs together."""
 
@@ -249,12 +251,23 @@ def _equations(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) -
     return Source([Shape(training.batch_size, [Part(train, other)])], [text], finish)
 
 
-def _word_end(text: memoryview, place: int) -> int:
-    """Returns the end of the word that a cut at `place` would halve; the vocabulary has no halves. Else `place`."""
-    spaces = b" \t\n\r\f\v"
-    while 0 < place < len(text) and text[place - 1] not in spaces and text[place] not in spaces:
-        place += 1
+def _word_end(text: memoryview, place: int, tokenizer: Tokenizer) -> int:
+    """Returns the end of the word that a cut at `place` would halve into what the vocabulary lacks, or its beginning
+    where the text ends with it; else `place`."""
+    before, after = _decoded(text[max(0, place - _LONGEST) : place]), _decoded(text[place : place + _LONGEST])
+    first, second = WORD.match(before[::-1]), WORD.match(after)
+    if first is None or second is None:
+        return place
+    try:
+        tokenizer.encode(f"{first[0][::-1]} {second[0]}")
+    except InputError:
+        end = place + len(second[0].encode())
+        return end if _decoded(text[end : end + _LONGEST]).strip() else place - len(first[0].encode())
     return place
+
+
+def _decoded(text: memoryview) -> str:
+    return str(text, "utf-8", "ignore")
 
 
 def read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> Corpus:
@@ -270,7 +283,7 @@ def read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> C
         closing = [memoryview(b"")]
     cut = training_end(text, data.held_out)
     if data.tokenizer.kind == "words":
-        cut = _word_end(text, cut)
+        cut = _word_end(text, cut, tokenizer)
     parts = [
         [text[max(start, begin) : min(end, close)] for start, end in spans if start < close and end > begin]
         for begin, close in ((0, cut), (cut, len(text)))

@@ -84,7 +84,7 @@ _SETTINGS = ("special_tokens_map.json", "tokenizer_config.json")
 _HUB_FILES = ["tokenizer.json", *_SETTINGS]
 _LARGEST = 2**28
 """The most bytes of tokenizer.json; a quarter of a million tokens take 35 MB."""
-_WORD = re.compile(r"[\S\x1c-\x1f]+")
+WORD = re.compile(r"[\S\x1c-\x1f]+")
 """What stands between white space as WhitespaceSplit knows it."""
 _PIECE_BYTES = 8192
 _PIECES_TOGETHER = 128
@@ -492,7 +492,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapp
     elif config.kind in ("characters", "words"):
         found: set[str] = set()
         for text in texts:
-            found.update(_WORD.findall(text) if config.kind == "words" else text)
+            found.update(WORD.findall(text) if config.kind == "words" else text)
         require(found, f"the text is empty; expected text to take the tokenizer's {config.kind} from")
         backend = tokenizers.Tokenizer(models.WordLevel({token: id for id, token in enumerate(sorted(found))}))
         if config.kind == "words":

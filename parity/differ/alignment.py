@@ -5,6 +5,7 @@ import re
 from collections.abc import Collection, Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import permutations
 
 import numpy as np
 
@@ -133,12 +134,19 @@ def match(ours: Values, theirs: Values, bar: float = BAR) -> None:
     What is chosen or sorted by, whole numbers that depend on data, has one only where they are in one order.
     """
     ours.bar = theirs.bar = bar
+    ours.equal, theirs.equal, ours.reordered, theirs.reordered = {}, {}, {}, {}
     index, live = theirs.index(), ours.live()
+
+    orders: dict[int, Orders] = {}
 
     def in_order(i: int, j: int) -> bool:
         here, there = ours.arrays.get(i), theirs.arrays.get(j)
-        known = here is not None and there is not None and 1 < here.size == there.size <= _CHOSEN
-        return not known or distance(here, there) == 0
+        if here is None or there is None or not 1 < here.size == there.size <= _CHOSEN:
+            return True
+        for key, array in ((i, here), (~j, there)):
+            if key not in orders:
+                orders[key] = _orders(array)
+        return not orders[i].isdisjoint(orders[~j])
 
     for i, row in enumerate(ours.rows):
         same = index.equals(row.features) if i in live and row.features is not None else []
@@ -152,6 +160,16 @@ def match(ours: Values, theirs: Values, bar: float = BAR) -> None:
             ours.equal[i] = same
             for j in same:
                 theirs.equal.setdefault(j, []).append(i)
+
+
+Orders = frozenset[int]
+
+
+def _orders(array: np.ndarray) -> Orders:
+    """What tells whole numbers from others, and from the same in another order, with their axes in each order."""
+    array = array.astype(np.int64).squeeze()
+    axes = permutations(range(array.ndim)) if array.ndim <= 4 else [range(array.ndim)]
+    return frozenset(hash(array.transpose([*each]).tobytes()) for each in axes)
 
 
 def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) -> list[Start]:
@@ -294,13 +312,14 @@ def before_choices(ours: Start, theirs: Start) -> tuple[list[Start], list[Start]
 
 def _is_other_choice(values: Values, other: Values, number: int) -> bool:
     """Whether a value is whole numbers that depend on data, and not those of the other side in some order; zeros and
-    ones, which are the same numbers whatever is chosen, in one order."""
+    ones, which are the same numbers whatever is chosen, in one order, as far as that is known."""
     row, array = values.rows[number], values.arrays.get(number)
-    if not row.data or (not is_whole(row.dtype) and (array is None or array.size > _CHOSEN)):
+    if not row.data:
         return False
-    if "bool" not in row.dtype and (array is None or not np.isin(array, (0, 1)).all()):
+    if array is None or array.size > _CHOSEN or not np.isin(array, (0, 1)).all():
         return is_whole(row.dtype) and number not in values.equal and number not in values.reordered
-    return not any(distance(array, other.arrays.get(j)) == 0 for j in values.equal.get(number, ()))
+    known = [other.arrays[j] for j in values.equal.get(number, ()) if j in other.arrays]
+    return not any(distance(array, there) == 0 for there in known) if known else number not in values.equal
 
 
 def made_of(array: np.ndarray, other_side: Index) -> list[int]:

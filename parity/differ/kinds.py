@@ -77,8 +77,8 @@ def _mask(ours: Start, theirs: Start) -> str | None:
             return None
         one, other = (ours, theirs) if here else (theirs, ours)
         # What is one operation, as a loss of alignments is, may mask inside; and zeros are a mask of another kind.
-        around = [other.values.rows[i].operation for i in (*other.behind, *other.near)]
-        if any("where" in name or "mask" in name for name in around) or not re.search(_MASKED_FOR, " ".join(around)):
+        around = {re.sub(r"^aten\._?", "", other.values.rows[i].operation) for i in (*other.behind, *other.near)}
+        if _MASKED_FOR.isdisjoint(around) or any(re.search("where|mask|select_n", name) for name in around):
             return None
         return f"only {one.values.side} masks here, {other.values.side} does not"
     # Where some mask of ours is one of theirs, they may have been put together in other steps.
@@ -95,7 +95,18 @@ def _mask(ours: Start, theirs: Start) -> str | None:
     )
 
 
-_MASKED_FOR = "exp|max|sort|topk|where|select"
+_MASKED_FOR = {
+    "exp",
+    "softmax",
+    "safe_softmax",
+    "log_softmax",
+    "logsumexp",
+    "amax",
+    "reduce_max",
+    "sort",
+    "topk",
+    "top_k",
+}
 """What a mask is there for."""
 
 

@@ -16,6 +16,8 @@ _STEPS = 50
 """Values to go back or on, at most."""
 _FAR = 400
 """Values that are computed anew, at most, to see whether an order matters."""
+_WANTED = 40
+"""Values, at most, for which a side runs again at once."""
 _TRIED = 24
 """Orders of axes, at most."""
 
@@ -163,10 +165,12 @@ def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
     state = order(here, there)
     if state == "same" and exchanged_axes(here, there):
         return "exchanged"
+    if state != "unknown":
+        return state
     # A table repeats some of its numbers, and a token that is learnt stands in every sequence, so that not every order
     # shows; whole parts do.
     varied = len(np.unique(here)) > (here.size // 2 if ours.rows[i].data else 2)
-    return "other" if state == "unknown" and varied and swapped_blocks(here, there) else state
+    return "other" if varied and swapped_blocks(here, there) else state
 
 
 def _walk(first: Start, second: Start, i: int, j: int, state: str) -> Origin:
@@ -180,8 +184,8 @@ def _walk(first: Start, second: Start, i: int, j: int, state: str) -> Origin:
     met = [(i, j)]
     while len(met) < _STEPS and (before := _mixed_before(ours, theirs, *met[-1], state)):
         met.append(before)
-    # One table may be read beside another that is in a wrong order, too.
-    sorts = ours.rows[i].data and not ours.rows[i].backward
+    # One table may be read beside another that is in a wrong order, too; a side that was recorded cannot run again.
+    sorts = ours.rows[i].data and not ours.rows[i].backward and first.row.again is not None
     if sorts and not _is_mended(ours, theirs, *met[-1]) and not _are_mended(first, second):
         return Origin(None, False)
     i, j = met[-1]
@@ -206,6 +210,10 @@ def _mixed_before(ours: Values, theirs: Values, i: int, j: int, state: str) -> t
     table = not ours.rows[i].data
     moved = state == "other" and ours.parameter(i) is None
     behind = [j] * (table or moved) + _behind(theirs, j)
+    # Each side runs again, if it must, for many steps.
+    far = {m for k in _behind(ours, i, _STEPS) for m in ours.equal.get(k, ())} & {*_behind(theirs, j, _STEPS)}
+    ours.want(k for m in sorted(far)[-_WANTED:] for k in theirs.equal.get(m, ()))
+    theirs.want(sorted(far)[-_WANTED:])
     for k in [i] * table + _behind(ours, i):
         for m in ours.equal.get(k, ()):
             # Ours alone may move the numbers; a table may be copied to the shape of what it is added to.

@@ -121,7 +121,8 @@ def backward(
     held: Mapping[str, Tensor], run: Callable[[], tuple[Tensor, Mapping[str, Tensor]]]
 ) -> tuple[Tensors, Tensors, np.ndarray]:
     """(outputs, gradients of the tensors that are `held`, loss) of `run`, which returns (loss, outputs by name)."""
-    loss, outputs = run()
+    with torch.enable_grad():
+        loss, outputs = run()
     if held:
         loss.backward()
     gradients = {name: torch.zeros_like(x) if x.grad is None else x.grad for name, x in held.items()}

@@ -8,7 +8,8 @@ from torch import nn
 from torch.nn import functional as F
 
 from parity import first_difference
-from parity_tests.small_modules import numbers
+from parity.differ import values
+from parity_tests.small_modules import Module, numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 EXPERTS, WIDTH, HIDDEN, CHOSEN = 4, 8, 16, 2
@@ -143,6 +144,26 @@ def test_what_chooses_is_named_and_not_what_is_chosen(fault, line, kind):
     assert line in found.ours.source
     assert kind in (found.kind or "")
     assert "mask" not in (found.kind or "")
+
+
+def test_a_mask_that_both_have_is_no_other_choice_where_it_was_not_kept(monkeypatch):
+    """As those of large models are not."""
+    monkeypatch.setattr(values, "_SMALL", 0)
+
+    def chosen(p, x):
+        h = x @ p["kernel"] + p["bias"]
+        kept = jnp.sin(h) * 5.0 > 0
+        return jnp.where(kept, h, h * h)
+
+    def chosen_there(self, x):
+        h = self.linear(x)
+        kept = torch.sin(h) * 3.0 > 0
+        return torch.where(kept, h * h, h)
+
+    theirs = Module(chosen_there, linear=lambda: nn.Linear(WIDTH, 9))
+    weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
+    found = first_difference(chosen, theirs, weights, [numbers(5, WIDTH)], backward=False)
+    assert found.ours.source == "return jnp.where(kept, h, h * h)"
 
 
 def test_what_is_stopped_within_the_choice_of_experts_is_no_cut():

@@ -185,7 +185,7 @@ def _walk(first: Start, second: Start, i: int, j: int, state: str) -> Origin:
     while len(met) < _STEPS and (before := _mixed_before(ours, theirs, *met[-1], state)):
         met.append(before)
     # One table may be read beside another that is in a wrong order, too; a side that was recorded cannot run again.
-    sorts = ours.rows[i].data and not ours.rows[i].backward and first.row.again is not None
+    sorts = ours.rows[i].data and not ours.rows[i].backward and ours.again is not None
     if sorts and not _is_mended(ours, theirs, *met[-1]) and not _are_mended(first, second):
         return Origin(None, False)
     i, j = met[-1]

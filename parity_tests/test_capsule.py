@@ -248,6 +248,37 @@ if {judged!r}:
 """
 
 
+@pytest.mark.usefixtures("as_others_write")
+@pytest.mark.parametrize("recorded", ["JAX", "PyTorch"])
+def test_rows_in_another_order_are_named_whichever_side_was_recorded(recorded, tmp_path):
+    """A side in a capsule cannot run again."""
+
+    def turned(params, x):
+        h = jnp.tanh(x @ params["kernel"] + params["bias"])
+        h = h[::-1]
+        return jnp.sin(jnp.cumsum(h, 0))
+
+    class Straight(nn.Module):
+        def __init__(self):
+            super().__init__()
+            torch.manual_seed(0)
+            self.up = nn.Linear(6, 6)
+
+        def forward(self, x):
+            return torch.sin(torch.cumsum(torch.tanh(self.up(x)), 0))
+
+    theirs, x = Straight(), np.random.default_rng(0).standard_normal((7, 6)).astype(np.float32)
+    params = {"kernel": theirs.up.weight.detach().numpy().T.copy(), "bias": theirs.up.bias.detach().numpy()}
+    given = {"params": params} if recorded == "JAX" else {}
+    capsule = record(tmp_path / "capsule", turned if recorded == "JAX" else theirs, [x], gates=["1"], **given)
+    with pytest.raises(ParityError) as error:
+        judge(
+            capsule, theirs if recorded == "JAX" else turned, {"kernel": ("up.weight", "o i -> i o"), "bias": "up.bias"}
+        )
+    assert "h = h[::-1]" in str(error.value.difference)
+    assert "the same numbers in another order: along axis 0 places 0 to 6 " in str(error.value.difference)
+
+
 def test_one_framework_is_enough(tmp_path):
     """Each side records where the other framework is missing, and is judged by what the other recorded."""
     for other, judged in (("torch", ""), ("jax", "torchless"), ("torch", "jaxless")):

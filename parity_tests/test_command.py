@@ -126,7 +126,7 @@ def test_find_prints_json(folder, capsys):
         (f"{FIND} --bar nan", "bar is nan; expected a number above 0"),
         (f"{FIND} --bar -1", "bar is -1.0; expected a number above 0"),
         (FIND.replace("ours.py:block", "ours.py:whole"), "ours returned no floating-point array; expected one"),
-        (FIND.replace("batch.npz", "empty.npz"), "empty"),
+        (FIND.replace("batch.npz", "empty.npz"), "ours returned an empty output; there is nothing to compare"),
     ],
 )
 def test_what_cannot_be_compared_is_one_line(folder, capsys, command, said):

@@ -139,6 +139,30 @@ def test_a_table_that_float32_rounded_is_no_difference(numpy, scale, large):
     assert found.rounded
 
 
+def test_a_table_of_two_numbers_may_be_rounded_too():
+    """A class weight of a tenth, which PyTorch keeps in float32."""
+
+    class Weighted(torch.nn.Module):
+        def __init__(self):
+            super().__init__()
+            self.linear = torch.nn.Linear(4, 5)
+            self.register_buffer("weight", torch.tensor([1.0] * 4 + [0.1]))
+
+        def forward(self, x):
+            return torch.log_softmax(self.linear(x), -1) * self.weight
+
+    def weighted(tenth, p, x):
+        return jax.nn.log_softmax(x @ p["kernel"].T + p["bias"]) * jnp.ones(5).at[4].set(tenth)
+
+    given = (
+        Weighted(),
+        {"kernel": "linear.weight", "bias": "linear.bias"},
+        [np.random.default_rng(0).normal(size=(3, 4))],
+    )
+    assert not first_difference(lambda p, x: weighted(0.1, p, x), *given)
+    assert first_difference(lambda p, x: weighted(0.1001, p, x), *given)
+
+
 @pytest.mark.parametrize("scale", [0.02, 0.2])
 def test_a_difference_that_grows_through_the_bar_is_not_said_to_begin_there(scale):
     """Another base by one in ten thousand: with small weights it takes layers to be seen at all."""

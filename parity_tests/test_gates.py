@@ -4,12 +4,14 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
 
 from parity import Difference, ParityError
 from parity import check_parity as check_and_explain
+from parity.gates.bridge import Bridge
 from parity.gates.check import OwnPair
 from parity_tests.small_modules import Module, linear_rows, numbers
 
@@ -204,6 +206,18 @@ def test_a_red_gate_5_is_explained_with_the_weights_of_its_steps(module):
     with pytest.raises(ParityError, match="gate 5") as raised:
         check_and_explain(late, module.up, LINEAR, [X], gates=["1", "2", "5"])
     assert "they part on the way forward" in str(raised.value.difference)
+
+
+def test_gradients_are_taken_where_they_are_switched_off():
+    layer = nn.Linear(4, 4)
+
+    def theirs(module, inputs):
+        return module(inputs["x"]).sum(), {"output": module(inputs["x"])}
+
+    bridge = Bridge(lambda params, inputs: (0.0, {}), theirs, layer, dict, dict, "float32")
+    with torch.no_grad():
+        found = bridge.run_torch({"x": np.ones((2, 4), np.float32)})
+    assert (found.gradients["bias"] == 2).all()
 
 
 @pytest.mark.parametrize(("function", "line"), [(off, "array * (1 + 1e-9)"), (detached, "stop_gradient")])

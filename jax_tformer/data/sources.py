@@ -117,7 +117,7 @@ class Blocks(Iterable[bytes]):
                 while block := file.read(_BLOCK) + file.readline():
                     nul = block.find(b"\0")
                     require(nul < 0, f"{path} is binary: a NUL byte at byte {at + nul:,}; expected UTF-8 text")
-                    block.decode()
+                    block.decode()  # raises where it is not UTF-8
                     yield (block if at else block.removeprefix(BOM_UTF8)).replace(b"\r\n", b"\n")
                     at += len(block)
         except UnicodeDecodeError as error:

@@ -20,8 +20,6 @@ _WANTED = 40
 """Values, at most, for which a side runs again at once."""
 _TRIED = 24
 """Orders of axes, at most."""
-
-
 _FEW = 4
 """Orders of axes of each of several arrays."""
 _MOVERS = {"concatenate", "gather", "rev", "sort", "tile"}
@@ -42,7 +40,6 @@ def origin_of_order(first: Start, second: Start) -> Origin:
     """Looks at what both places read; walks back from an input that is in another order to where that begins."""
     ours, theirs = first.values, second.values
     checked = moved = False
-
     for i in first.agreed:
         for j in [j for j in ours.equal.get(i, ()) if j in second.agreed][:1]:
             state = _order(ours, theirs, i, j)

@@ -5,12 +5,14 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from jax.sharding import AxisType, PartitionSpec
 from torch import nn
 
 from parity import check_parity, first_difference
+from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import values_of_torch
 from parity.islands import Float64
 from parity_tests.small_modules import numbers
@@ -94,6 +96,35 @@ def test_inner_programs_are_followed(ours):
     assert found.kind == "ours is 0.933333333 times theirs"
     assert found.sure
     assert not found.opaque
+
+
+@pytest.mark.parametrize(
+    "operation",
+    [
+        lambda x: jnp.prod(x, -1),
+        lambda x: jnp.cumprod(x, 0),
+        lambda x: jax.lax.cummax(x, 1),
+        lambda x: jnp.sort(x, 0)[::-1],
+        lambda x: jnp.where(x > 0, x, jnp.roll(x, 1, 0)) ** 3,
+        lambda x: jax.lax.reshape(x, (8, 3), (1, 0)),
+        lambda x: jnp.pad(x, ((1, 0), (0, 2)))[::2, 1::3],
+        lambda x: jnp.einsum("ab,cb->bac", x, x),
+        lambda x: jax.lax.reduce_window(x, -jnp.inf, jax.lax.max, (2, 2), (1, 2), "VALID"),
+        lambda x: jax.lax.conv_general_dilated(
+            x[None], jnp.tile(x[:, None, :4], (2, 1, 1)), (1,), "SAME", feature_group_count=3
+        ),
+        lambda x: x.at[jnp.array([0, 2]), 1].add(x[1, 3]),
+    ],
+)
+def test_what_is_followed_is_what_jax_computes(operation):
+    def run(x):
+        made, back = jax.vjp(operation, x)
+        return {"made": made, "gradient": back(jnp.cos(made))[0]}
+
+    with jax.enable_x64(True):
+        followed = values_of_jax(run, lambda: [jnp.asarray(X)], [("input", "x")])
+        for name, array in run(jnp.asarray(X)).items():
+            np.testing.assert_allclose(followed.output(name), array, rtol=1e-13, atol=1e-14)
 
 
 def test_what_is_written_through_a_view_is_seen():

@@ -338,3 +338,12 @@ def test_numbers_that_do_not_fit_the_mapping():
         weights.back({"up": {"kernel": np.ones((2, 3))}})
     with pytest.raises(ParityError, match=r"^up.kernel is \[3, 2\]; the weight mapping makes \[2, 3\] there$"):
         weights.back({"up": {"kernel": np.ones((3, 2)), "bias": np.ones(3)}})
+
+
+def test_a_large_model_need_not_lie_in_memory_twice():
+    tensors = {"up.weight": np.ones((3, 2)), "up.bias": np.ones(3)}
+    weights = Weights({"kernel": ("up.weight", "o i -> i o"), "bias": "up.bias"}, tensors)
+    copies, views = weights.flat(tensors), weights.flat(tensors, np.asarray)
+    for path, name in (("kernel", "up.weight"), ("bias", "up.bias")):
+        assert np.shares_memory(views[path], tensors[name])
+        assert not np.shares_memory(copies[path], tensors[name])

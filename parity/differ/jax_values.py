@@ -472,7 +472,9 @@ def _slice(array: np.ndarray, params: Mapping[str, Any]) -> np.ndarray:
 
 
 _MOVES: dict[str, Callable[[np.ndarray, Mapping[str, Any]], np.ndarray]] = {
-    "reshape": lambda array, params: array.reshape(params["new_sizes"]),
+    "reshape": lambda array, params: array.transpose(params["dimensions"] or range(array.ndim)).reshape(
+        params["new_sizes"]
+    ),
     "transpose": lambda array, params: array.transpose(params["permutation"]),
     "squeeze": lambda array, params: array.squeeze(tuple(params["dimensions"])),
     "broadcast_in_dim": _broadcast,

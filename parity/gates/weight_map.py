@@ -90,10 +90,11 @@ class Weights:
         """The names of the module's tensors that each layer of our parameters holds (parts of)."""
         self._require_paths([path for path, row in weights.items() if row is None and path != LEFT_OUT])
 
-    def flat(self, tensors: Tensors, convert: Callable[[np.ndarray], Any] = lambda array: array) -> dict[str, Any]:
+    def flat(self, tensors: Tensors, convert: Callable[[np.ndarray], Any] = np.array) -> dict[str, Any]:
         """Our parameters by dotted path, made of the module's tensors, in their types.
 
-        `convert` is applied to each before the next is made, so that a large model does not lie in memory twice.
+        `convert` is applied to each before the next is made. By default it copies: what one tensor holds alone may be
+        a view of it, so that a large model need not lie in memory twice.
         """
         return {path: convert(row.ours(tensors)) for path, row in self._rows.items()}
 
@@ -218,13 +219,17 @@ class Row:
                 yield piece, name, piece.layout.place(layers[layer, ...])
 
     def ours(self, tensors: Tensors) -> np.ndarray:
-        """Our parameter."""
+        """Our parameter: a view where one tensor holds it alone, as far as its axes allow."""
         if missing := [name for name in self.names if name not in tensors]:
             raise ParityError(f"there are no tensors {missing}, which the weight mapping names: {sorted(tensors)}")
+        for piece in self.pieces:
+            for name in piece.names:
+                if (shape := tuple(tensors[name].shape)) != piece.theirs:
+                    raise ParityError(f"{name} is {list(shape)}; the weight mapping was made for {list(piece.theirs)}")
+        if len(self.names) == 1:
+            return self.pieces[0].layout.seen(np.asarray(tensors[self.names[0]])).reshape(self.shape)
         made = np.empty(self.shape, np.result_type(*(tensors[name] for name in self.names)))
         for piece, name, place in self._places(made):
-            if (shape := tuple(tensors[name].shape)) != piece.theirs:
-                raise ParityError(f"{name} is {list(shape)}; the weight mapping was made for {list(piece.theirs)}")
             place[...] = piece.layout.seen(np.asarray(tensors[name]))
         return made
 

@@ -27,8 +27,9 @@ from jax_tformer.decoding.loop import (
 from jax_tformer.decoding.sampling import History, make_rules
 from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added, framing_of
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
+from jax_tformer.model.parameters import row_parts
 from jax_tformer.startup import require_memory
-from jax_tformer.training.sharding import mesh_of, row_parts, use_mesh_of
+from jax_tformer.training.sharding import mesh_of, use_mesh_of
 
 STEP = 32
 """Lengths are rounded up to a multiple of this, so that prompts of many lengths need only one compilation."""

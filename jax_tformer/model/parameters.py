@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx, traverse_util
-from jax.sharding import PartitionSpec, get_abstract_mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec, get_abstract_mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -154,9 +154,9 @@ def context_parts() -> int:
     return get_abstract_mesh().shape.get("context", 1)
 
 
-def row_parts() -> int:
-    """Returns into how many parts the mesh that is set splits the rows of a batch."""
-    shape = get_abstract_mesh().shape
+def row_parts(mesh: Mesh | AbstractMesh | None) -> int:
+    """Returns into how many parts a mesh splits the rows of a batch; one that has other axes, or none, leaves them."""
+    shape = {} if mesh is None else mesh.shape
     return shape.get("data", 1) * shape.get("fsdp", 1)
 
 
@@ -170,7 +170,7 @@ def split_over_mesh(x: Array) -> Array:
 
 def batch_parts(x: Array) -> int:
     """Returns over how many devices `split_over_mesh` splits `[B, T, ...]`."""
-    rows, positions = row_parts(), context_parts()
+    rows, positions = row_parts(get_abstract_mesh()), context_parts()
     splits = has_our_axes() and len(x) % rows == 0 == x.shape[1] % positions
     return rows * positions if splits else 1
 

@@ -16,7 +16,7 @@ from jax_tformer import EXPERIMENTS
 from jax_tformer.cli import generate, train
 from jax_tformer.cli.train import train_options
 from jax_tformer.files import read_json
-from jax_tformer.runs.begin import permitted_changes
+from jax_tformer.runs.begin_and_resume import permitted_changes
 from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.runs.folder import RunFolder, load_trained, parse_checkpoint
 from jax_tformer.runs.metrics import read_metrics

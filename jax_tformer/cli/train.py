@@ -2,26 +2,28 @@
 
 `--run FOLDER` continues the run in a folder; with `--report` it only shows the run's results.
 
-`main` and `train` are the whole way of a run, in seven chapters. Where each of them leads, for `train.py dates`:
+`main` and `train` are the whole way of a run, in seven chapters; `set_up` has 2 to 4, `begin` has 5 and `take_steps` 6.
+Where each of them leads, for `train.py dates`:
 
     1. the config      EXPERIMENTS["dates"] (config/presets.py) and the flags, of the classes in config/experiment.py
     2. the mesh        make_mesh (training/sharding.py)
     3. the data        build_pipeline (data/pipeline.py), of the pairs in data/generated.py
     4. the model       transformer (functional.py); train_step (training/step.py) by optimizer (training/optimizer.py),
                        compiled by prepare (training/prepare.py)
-    5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption (runs/begin.py)
+    5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption
+                       (runs/begin_and_resume.py)
     6. the loop        here; Reporter (runs/metrics.py) logs, Evaluator (runs/evaluation.py) judges, Resumption saves
     7. the results     sample_text and finish (runs/evaluation.py)
 """
 
 import json
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from jax_tformer.config import LoraConfig
 from jax_tformer.config.errors import InputError, require
@@ -39,10 +41,21 @@ from jax_tformer.startup import set_malloc
 from jax_tformer.terminal import Interruption, as_called, given_flags, parse, say
 
 if TYPE_CHECKING:
+    from concurrent.futures import Future
+
+    import grain
+    import jax
+    from jax.sharding import Mesh
+
     from jax_tformer.data.order import Batch
     from jax_tformer.data.pipeline import Pipeline
     from jax_tformer.data.tokenizers import Tokenizer
+    from jax_tformer.files import Changes
+    from jax_tformer.functional import AnyTransformer, Params
+    from jax_tformer.runs.begin_and_resume import Resumption
     from jax_tformer.runs.folder import RunFolder
+    from jax_tformer.runs.metrics import Row
+    from jax_tformer.training.prepare import Prepared
     from jax_tformer.training.step import StepMetrics, TrainState
 
 SHORT_NAMES = {
@@ -102,45 +115,104 @@ def train(plan: "TrainPlan", started: float) -> int:
     """Trains the experiment of `plan` in its folder; `started` is when the program was, by perf_counter."""
     import jax
 
-    from jax_tformer.data.pipeline import build_pipeline, check_batch_ids
+    from jax_tformer.functional import transformer
+    from jax_tformer.lora import merge_lora
+    from jax_tformer.runs.evaluation import finish, sample_text
+    from jax_tformer.runs.folder import export_pretrained
+    from jax_tformer.training.processes import ask_first, is_first
+
+    session = set_up(plan, started)
+    run = plan.run
+    export = plan.options.export
+    batches = session.pipeline.train_iterator()
+    begun = begin(session, batches)
+    if begun is None:
+        other = "--steps N continues it, --run FOLDER or --resume no starts another"
+        complete = f"the run in {run.path} is complete; {other}"
+        say(ask_first(lambda: export_pretrained(run, export)) if export else complete)
+        return 0
+    end = take_steps(session, *begun, batches)
+    run.unlock()
+    if end.step < plan.experiment.training.steps:
+        say(f"stopped at step {end.step}; the same command continues the run, as train.py --run {run.path} does")
+        return 128 + (end.signal or 0)
+
+    # 7. The results.
+    net, params = merge_lora(transformer(session.net.config.for_other_shapes()), end.state.params)
+    experiment = session.resumption.experiment
+    samples = sample_text(net, params, experiment, session.tokenizer, lambda: session.pipeline)
+    if is_first():
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(end.state.params))
+        figures = {**end.speed, "wall_seconds": session.resumption.seconds, "parameters": parameters}
+        say(finish(run, end.step, figures, samples))
+    if export is not None:
+        say(ask_first(lambda: export_pretrained(run, export)))
+    return 0
+
+
+class Session(NamedTuple):
+    """What a session of a run trains, on what, and where that is saved."""
+
+    plan: "TrainPlan"
+    started: float
+    """When the program was, by perf_counter."""
+    mesh: "Mesh"
+    tokenizer: "Tokenizer"
+    pipeline: "Pipeline"
+    net: "AnyTransformer"
+    prepared: "Prepared"
+    given: "Params | None"
+    """The weights that a new run begins with; None: new ones."""
+    largest: "dict[str, jax.ShapeDtypeStruct]"
+    """The largest batches."""
+    resumption: "Resumption"
+    continues: bool
+    """Whether there is a checkpoint to continue from."""
+    changes: "Changes"
+    """What the plan changes of the run to continue."""
+    notes: list[str]
+    """For the user, a line each."""
+
+    @property
+    def devices(self) -> str:
+        """How many devices of which kind."""
+        return f"{self.mesh.size} {self.mesh.devices.flat[0].device_kind} device(s)"
+
+    def introduce(self, state: "TrainState") -> Iterator[str]:
+        """Says what is trained, how and from where, a line each."""
+        import jax
+
+        from jax_tformer.lora import trained
+        from jax_tformer.training.prepare import describe_compute
+
+        config = self.net.config
+        parameters, adapters = (
+            sum(leaf.size for leaf in jax.tree.leaves(params)) for params in (state.params, trained(state.params))
+        )
+        steps = f"steps {int(state.step)} to {self.plan.experiment.training.steps}"
+        yield f"{self.plan.run.path}: {parameters:,} parameters, {steps}, {self.devices}"
+        if config.lora is not None:
+            yield f"{adapters:,} of them train: adapters of rank {config.lora.rank} (LoRA)"
+        yield f"computed with {describe_compute(config, self.mesh, self.largest['labels'].shape[1])}"
+        yield from (*self.plan.notes, *self.notes, *self.pipeline.notes, *self.resumption.notes)
+
+
+def set_up(plan: "TrainPlan", started: float) -> Session:
+    """Makes all that a session needs, and refuses what does not fit before anything is written."""
+    from jax_tformer.data.pipeline import build_pipeline
     from jax_tformer.functional import transformer
     from jax_tformer.hub.pretrained import load_pretrained
-    from jax_tformer.lora import merge_lora, trained
-    from jax_tformer.runs.begin import (
-        Resumption,
-        new_tokenizer,
-        permitted_changes,
-        require_same_run,
-        save_frozen,
-    )
+    from jax_tformer.runs.begin_and_resume import Resumption, new_tokenizer, permitted_changes, require_same_run
     from jax_tformer.runs.checkpoints import Checkpoints
-    from jax_tformer.runs.evaluation import Evaluator, find_not_finite, finish, sample_text
-    from jax_tformer.runs.folder import export_pretrained
-    from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
-    from jax_tformer.startup import keep_freed_memory, set_up_jax
-    from jax_tformer.training import processes
+    from jax_tformer.startup import set_up_jax
     from jax_tformer.training.optimizer import optimizer
-    from jax_tformer.training.prepare import (
-        compile_beside,
-        describe_compute,
-        fit_to_devices,
-        prepare,
-        require_room_for_batches,
-    )
-    from jax_tformer.training.processes import ask_first, is_first, together
-    from jax_tformer.training.sharding import (
-        abstract_batch,
-        describe_shards,
-        local_rows,
-        make_mesh,
-        place_batch,
-        shape_of,
-    )
+    from jax_tformer.training.prepare import fit_to_devices, prepare, require_room_for_batches
+    from jax_tformer.training.processes import ask_first, first_then_others, together
+    from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh
 
     experiment = plan.experiment
     training = plan.experiment.training
     run = plan.run
-    export = plan.options.export
     with together():
         set_up_jax(experiment.model)
         require_room_for_batches(experiment.data, training)
@@ -156,14 +228,13 @@ def train(plan: "TrainPlan", started: float) -> int:
         rows = local_rows(mesh, training.batch_size)
         return tokenizer, build_pipeline(experiment.data, training, tokenizer, rows)
 
-    tokenizer, pipeline = processes.first_then_others(build_data)
+    tokenizer, pipeline = first_then_others(build_data)
     experiment = replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
     require_same_run(experiment, tokenizer, pipeline.fingerprint, continues=before is not None)
     changes, notes = permitted_changes(before, experiment)
-    batches = pipeline.train_iterator()
     largest = abstract_batch(mesh, pipeline.evaluation[0])
 
-    # 4. The model, its optimizer and their step. Whatever does not fit is refused before anything is written.
+    # 4. The model, its optimizer and their step.
     net = transformer(fit_to_devices(experiment.model, largest, mesh, training.accumulation))
     with together():
         prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, largest)
@@ -171,54 +242,103 @@ def train(plan: "TrainPlan", started: float) -> int:
         if before is None and experiment.init is not None:
             dtype = experiment.model.compute.parameter_dtype
             _, given, _ = load_pretrained(experiment.init, dtype=dtype, mesh=mesh)
+    resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, started)
+    continues = before is not None
+    return Session(
+        plan, started, mesh, tokenizer, pipeline, net, prepared, given, largest, resumption, continues, changes, notes
+    )
+
+
+def begin(
+    session: Session, batches: "grain.DatasetIterator[Batch]"
+) -> "tuple[TrainState, Future[jax.stages.Compiled]] | None":
+    """Returns the state of the newest checkpoint, or of step 0, and the step, which compiles meanwhile.
+
+    `batches` go on where the checkpoint was made. Returns None if the run is complete.
+    """
+    from jax_tformer.runs.begin_and_resume import save_frozen
+    from jax_tformer.training.prepare import compile_beside
+    from jax_tformer.training.processes import ask_first, together
 
     # 5. The run: from its newest checkpoint, or from step 0.
-    resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, started)
-    state = None if before is None else resumption.restore(prepared.abstract, batches)
+    plan = session.plan
+    run = plan.run
+    prepared = session.prepared
+    steps = plan.experiment.training.steps
+    state = session.resumption.restore(prepared.abstract, batches) if session.continues else None
     if plan.before is not None and state is None:
-        notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
+        session.notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
     if moved := ask_first(lambda: run.take(plan.options.resume == "auto", plan.before)):
         say(f"the run that was in {run.path} is now in {moved}")
-    if state is not None and int(state.step) == training.steps == ask_first(lambda: value_in(run.summary, "steps")):
+    if state is not None and int(state.step) == steps == ask_first(lambda: value_in(run.summary, "steps")):
         run.unlock()
-        other = "--steps N continues it, --run FOLDER or --resume no starts another"
-        complete = f"the run in {run.path} is complete; {other}"
-        say(ask_first(lambda: export_pretrained(run, export)) if export else complete)
-        return 0
+        return None
     compiling = compile_beside(prepared.step)
     if state is None:
-        ask_first(lambda: run.create(experiment, tokenizer))
+        ask_first(lambda: run.create(session.resumption.experiment, session.tokenizer))
         with together():
             run.require_begun()
-        state = prepared.first_state(given)
+        state = prepared.first_state(session.given)
         save_frozen(run, state)
+    told = {"step": int(state.step), "devices": session.devices, "changed": session.changes}
+    ask_first(lambda: run.record_session(session.resumption.experiment, name=plan.name, **told))
+    return state, compiling
+
+
+class End(NamedTuple):
+    """How the steps of a session ended."""
+
+    state: "TrainState"
+    step: int
+    """The updates of the run so far."""
+    signal: int | None
+    """What has stopped it."""
+    speed: "Row"
+    """`Reporter.speed`."""
+
+
+def take_steps(
+    session: Session,
+    state: "TrainState",
+    compiling: "Future[jax.stages.Compiled]",
+    batches: "grain.DatasetIterator[Batch]",
+) -> End:
+    """Trains from `state` to the last step, or to a signal; evaluates and saves on the way."""
+    from jax_tformer.data.pipeline import check_batch_ids
+    from jax_tformer.runs.evaluation import Evaluator, find_not_finite
+    from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
+    from jax_tformer.startup import keep_freed_memory
+    from jax_tformer.training import processes
+    from jax_tformer.training.sharding import describe_shards, place_batch, shape_of
+
+    plan, started, mesh, tokenizer, pipeline, net, prepared, *_ = session
+    resumption = session.resumption
+    checkpoints = resumption.checkpoints
+    experiment = resumption.experiment
+    training = experiment.training
     number = start = int(state.step)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
-    ask_first(lambda: run.record_session(experiment, name=plan.name, step=start, devices=devices, changed=changes))
+    signal = None
 
     # 6. The loop: dispatch a step, then report the previous one.
     evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     nans = plan.options.debug.nans
     diagnosis = partial(find_not_finite, net, mesh, tokenizer, training, operation=nans)
-    log = MetricsLog(run, start, plan.options.track, experiment)
+    log = MetricsLog(plan.run, start, plan.options.track, experiment)
     signals = processes.Signals(mesh)
     with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
-        line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
-        if net.config.lora is not None:
-            adapters = sum(leaf.size for leaf in jax.tree.leaves(trained(state.params)))
-            line.say(f"{adapters:,} of them train: adapters of rank {net.config.lora.rank} (LoRA)")
-        line.say(f"computed with {describe_compute(net.config, mesh, largest['labels'].shape[1])}")
-        for note in (*plan.notes, *notes, *pipeline.notes, *resumption.notes, *log.notes):
-            line.say(note)
+        for told in (*session.introduce(state), *log.notes):
+            line.say(told)
         with line.during("compiling"):
             compiled = compiling.result()
         keep_freed_memory(compiled)
-        reporter = Reporter(experiment, log, line, started, diagnosis, pipeline.epochs, mesh, resumption.remembered)
+        sound = checkpoints.keep
+        reporter = Reporter(
+            experiment, log, line, started, diagnosis, sound, pipeline.epochs, mesh, resumption.remembered
+        )
         for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, compiled.as_text() or ""):
             line.say(note)
 
-        by_shape = {shape_of(largest): compiled}
+        by_shape = {shape_of(session.largest): compiled}
 
         def step(state: "TrainState", batch: "Batch") -> "tuple[TrainState, StepMetrics]":
             placed = place_batch(mesh, batch)
@@ -233,7 +353,6 @@ def train(plan: "TrainPlan", started: float) -> int:
             check_batch_ids(batch, net.config.vocab_size)
             state, metrics = step(state, batch)
             reporter.step(number, metrics, state, batch)
-            checkpoints.keep(before=number - 1)
             signal = signals(stop.signal)
             last = number == training.steps or signal is not None
             held_out_loss = None
@@ -258,20 +377,7 @@ def train(plan: "TrainPlan", started: float) -> int:
             reporter.check()
         checkpoints.keep()
     log.close()
-    run.unlock()
-    if number < training.steps:
-        say(f"stopped at step {number}; the same command continues the run, as train.py --run {run.path} does")
-        return 128 + (signal or 0)
-
-    # 7. The results.
-    speaker, params = merge_lora(transformer(net.config.for_other_shapes()), state.params)
-    samples = sample_text(speaker, params, experiment, tokenizer, lambda: pipeline)
-    if is_first():
-        figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
-        say(finish(run, number, figures, samples))
-    if export is not None:
-        say(ask_first(lambda: export_pretrained(run, export)))
-    return 0
+    return End(state, number, signal, reporter.speed)
 
 
 @dataclass(frozen=True)
@@ -335,7 +441,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     start = before or preset.config
     init = flags.get("--init", "None")
     if before is None and init != "None":
-        from jax_tformer.runs.begin import experiment_from
+        from jax_tformer.runs.begin_and_resume import experiment_from
 
         start = experiment_from(start, init)
     require(
@@ -372,7 +478,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         ]
         require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
     if before is None and experiment.init is not None:
-        from jax_tformer.runs.begin import require_same_architecture
+        from jax_tformer.runs.begin_and_resume import require_same_architecture
 
         require_same_architecture(experiment, start)
     if options.export is not None:

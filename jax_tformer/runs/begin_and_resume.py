@@ -5,10 +5,9 @@ A run keeps the folder's settings and tokenizer in RUN/origin, and does not need
 checkpoint.
 
 A checkpoint counts once the next step was finite. A state of finite numbers may still be broken, so that every run from
-it fails at its next step: `Resumption.save` only begins a checkpoint, `Checkpoints.keep` keeps it, and what is not kept
-by the end of a session is removed. The loop of `jax_tformer.cli.train` calls both: `Reporter.step` would have ended it
-at the first number that is not finite. How arrays are written, verified and deleted stands in
-`jax_tformer.runs.checkpoints`.
+it fails at its next step. So `Resumption.save` only begins a checkpoint. `Reporter` (`jax_tformer.runs.metrics`) calls
+`Checkpoints.keep` with each step whose numbers are finite, and what is not kept by the end of a session is removed. How
+arrays are written, verified and deleted stands in `jax_tformer.runs.checkpoints`.
 """
 
 import json
@@ -282,12 +281,11 @@ class Resumption:
         held_out_loss: float | None = None,
         remembered: Sequence[float] = (0,) * 6,
     ) -> None:
-        """Begins to save in the background a state whose own step was finite; it may be donated at once.
+        """Begins to save in the background a state whose own step the reporter has found finite; it may be donated.
 
         `held_out_loss` is that of this state, if known; `remembered` is `Reporter.memory`.
         """
         step = int(state.step)
-        self.checkpoints.keep(before=step)
         extra = self._unchanging | {
             "batches": batches.get_state(),
             "seconds": self.seconds,

@@ -2,8 +2,8 @@
 
 `--run FOLDER` continues the run in a folder; with `--report` it only shows the run's results.
 
-`main` and `train` are the whole way of a run, in seven chapters; `set_up` has 2 to 4, `begin` has 5 and `take_steps` 6.
-Where each of them leads, for `train.py dates`:
+`main` and `train` are the whole way of a run, in seven chapters; a `Session` has 2 to 4, its `begin` 5 and its
+`take_steps` 6. Where each of them leads, for `train.py dates`:
 
     1. the config      EXPERIMENTS["dates"] (config/presets.py) and the flags, of the classes in config/experiment.py
     2. the mesh        make_mesh (training/sharding.py)
@@ -18,12 +18,12 @@ Where each of them leads, for `train.py dates`:
 
 import json
 import time
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, NamedTuple
+from typing import TYPE_CHECKING, Literal
 
 from jax_tformer.config import LoraConfig
 from jax_tformer.config.errors import InputError, require
@@ -43,19 +43,13 @@ from jax_tformer.terminal import Interruption, as_called, given_flags, parse, sa
 if TYPE_CHECKING:
     from concurrent.futures import Future
 
-    import grain
     import jax
-    from jax.sharding import Mesh
 
     from jax_tformer.data.order import Batch
     from jax_tformer.data.pipeline import Pipeline
     from jax_tformer.data.tokenizers import Tokenizer
-    from jax_tformer.files import Changes
-    from jax_tformer.functional import AnyTransformer, Params
-    from jax_tformer.runs.begin_and_resume import Resumption
     from jax_tformer.runs.folder import RunFolder
     from jax_tformer.runs.metrics import Row
-    from jax_tformer.training.prepare import Prepared
     from jax_tformer.training.step import StepMetrics, TrainState
 
 SHORT_NAMES = {
@@ -121,64 +115,213 @@ def train(plan: "TrainPlan", started: float) -> int:
     from jax_tformer.runs.folder import export_pretrained
     from jax_tformer.training.processes import ask_first, is_first
 
-    session = set_up(plan, started)
+    session = Session(plan, started)
     run = plan.run
     export = plan.options.export
-    batches = session.pipeline.train_iterator()
-    begun = begin(session, batches)
+    begun = session.begin()
     if begun is None:
         other = "--steps N continues it, --run FOLDER or --resume no starts another"
         complete = f"the run in {run.path} is complete; {other}"
         say(ask_first(lambda: export_pretrained(run, export)) if export else complete)
         return 0
-    end = take_steps(session, *begun, batches)
+    state, step, signal, speed = session.take_steps(*begun)
     run.unlock()
-    if end.step < plan.experiment.training.steps:
-        say(f"stopped at step {end.step}; the same command continues the run, as train.py --run {run.path} does")
-        return 128 + (end.signal or 0)
+    if step < plan.experiment.training.steps:
+        say(f"stopped at step {step}; the same command continues the run, as train.py --run {run.path} does")
+        return 128 + (signal or 0)
 
     # 7. The results.
-    net, params = merge_lora(transformer(session.net.config.for_other_shapes()), end.state.params)
-    experiment = session.resumption.experiment
-    samples = sample_text(net, params, experiment, session.tokenizer, lambda: session.pipeline)
+    net, params = merge_lora(transformer(session.net.config.for_other_shapes()), state.params)
+    samples = sample_text(net, params, session.experiment, session.tokenizer, lambda: session.pipeline)
     if is_first():
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(end.state.params))
-        figures = {**end.speed, "wall_seconds": session.resumption.seconds, "parameters": parameters}
-        say(finish(run, end.step, figures, samples))
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        figures = {**speed, "wall_seconds": session.resumption.seconds, "parameters": parameters}
+        say(finish(run, step, figures, samples))
     if export is not None:
         say(ask_first(lambda: export_pretrained(run, export)))
     return 0
 
 
-class Session(NamedTuple):
-    """What a session of a run trains, on what, and where that is saved."""
+class Session:
+    """A session of a run. Making this object refuses what does not fit, before anything is written."""
 
-    plan: "TrainPlan"
-    started: float
-    """When the program was, by perf_counter."""
-    mesh: "Mesh"
-    tokenizer: "Tokenizer"
-    pipeline: "Pipeline"
-    net: "AnyTransformer"
-    prepared: "Prepared"
-    given: "Params | None"
-    """The weights that a new run begins with; None: new ones."""
-    largest: "dict[str, jax.ShapeDtypeStruct]"
-    """The largest batches."""
-    resumption: "Resumption"
-    continues: bool
-    """Whether there is a checkpoint to continue from."""
-    changes: "Changes"
-    """What the plan changes of the run to continue."""
-    notes: list[str]
-    """For the user, a line each."""
+    def __init__(self, plan: "TrainPlan", started: float) -> None:
+        from jax_tformer.data.pipeline import build_pipeline
+        from jax_tformer.functional import transformer
+        from jax_tformer.hub.pretrained import load_pretrained
+        from jax_tformer.runs.begin_and_resume import Resumption, new_tokenizer, permitted_changes, require_same_run
+        from jax_tformer.runs.checkpoints import Checkpoints
+        from jax_tformer.startup import set_up_jax
+        from jax_tformer.training.optimizer import optimizer
+        from jax_tformer.training.prepare import fit_to_devices, prepare, require_room_for_batches
+        from jax_tformer.training.processes import ask_first, first_then_others, together
+        from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh
 
-    @property
-    def devices(self) -> str:
-        """How many devices of which kind."""
-        return f"{self.mesh.size} {self.mesh.devices.flat[0].device_kind} device(s)"
+        self.plan = plan
+        self.started = started
+        experiment = plan.experiment
+        training = plan.experiment.training
+        run = plan.run
+        with together():
+            set_up_jax(experiment.model)
+            require_room_for_batches(experiment.data, training)
+            self.checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
 
-    def introduce(self, state: "TrainState") -> Iterator[str]:
+            # 2. The mesh: one device is the mesh 1 x 1 x 1 x 1.
+            self.mesh = mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
+        before = plan.before if ask_first(self.checkpoints.saved_before) else None
+        self.continues = before is not None
+
+        # 3. The data, of which each process makes the rows that its devices hold. A continued run keeps its tokenizer.
+        def build_data() -> "tuple[Tokenizer, Pipeline]":
+            tokenizer = new_tokenizer(experiment) if before is None else run.read_tokenizer(experiment.model.vocab_size)
+            rows = local_rows(mesh, training.batch_size)
+            return tokenizer, build_pipeline(experiment.data, training, tokenizer, rows)
+
+        self.tokenizer, self.pipeline = first_then_others(build_data)
+        model = experiment.model.with_vocab_size(self.tokenizer.vocab_size)
+        self.experiment = replace(experiment, model=model)
+        fingerprint = self.pipeline.fingerprint
+        require_same_run(self.experiment, self.tokenizer, fingerprint, continues=self.continues)
+        self.changes, self.notes = permitted_changes(before, self.experiment)
+        self.batches = self.pipeline.train_iterator()
+        self.largest = abstract_batch(mesh, self.pipeline.evaluation[0])
+
+        # 4. The model, its optimizer and their step.
+        self.net = transformer(fit_to_devices(model, self.largest, mesh, training.accumulation))
+        with together():
+            tx = optimizer(experiment.optimizer, training.steps)
+            self.prepared = prepare(self.net, tx, mesh, training, self.largest)
+            self.given = None
+            if before is None and experiment.init is not None:
+                _, self.given, _ = load_pretrained(experiment.init, dtype=model.compute.parameter_dtype, mesh=mesh)
+        self.resumption = Resumption(run, self.checkpoints, fingerprint, self.experiment, started)
+
+    def begin(self) -> "tuple[TrainState, Future[jax.stages.Compiled]] | None":
+        """Returns the state of the newest checkpoint, or of step 0, and the step, which compiles meanwhile.
+
+        Returns None if the run is complete.
+        """
+        from jax_tformer.runs.begin_and_resume import save_frozen
+        from jax_tformer.training.prepare import compile_beside
+        from jax_tformer.training.processes import ask_first, together
+
+        # 5. The run: from its newest checkpoint, or from step 0.
+        plan = self.plan
+        run = plan.run
+        prepared = self.prepared
+        steps = plan.experiment.training.steps
+        state = self.resumption.restore(prepared.abstract, self.batches) if self.continues else None
+        if plan.before is not None and state is None:
+            self.notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
+        if moved := ask_first(lambda: run.take(plan.options.resume == "auto", plan.before)):
+            say(f"the run that was in {run.path} is now in {moved}")
+        if state is not None and int(state.step) == steps == ask_first(lambda: value_in(run.summary, "steps")):
+            run.unlock()
+            return None
+        compiling = compile_beside(prepared.step)
+        if state is None:
+            ask_first(lambda: run.create(self.experiment, self.tokenizer))
+            with together():
+                run.require_begun()
+            state = prepared.first_state(self.given)
+            save_frozen(run, state)
+        told = {"step": int(state.step), "devices": self.devices, "changed": self.changes}
+        ask_first(lambda: run.record_session(self.experiment, name=plan.name, **told))
+        return state, compiling
+
+    def take_steps(
+        self, state: "TrainState", compiling: "Future[jax.stages.Compiled]"
+    ) -> "tuple[TrainState, int, int | None, Row]":
+        """Trains from `state` to the last step, or to a signal; evaluates and saves on the way.
+
+        Returns the last state, how many updates the run has, the signal, and `Reporter.speed`.
+        """
+        from jax_tformer.data.pipeline import check_batch_ids
+        from jax_tformer.runs.evaluation import Evaluator, find_not_finite
+        from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
+        from jax_tformer.startup import keep_freed_memory
+        from jax_tformer.training import processes
+        from jax_tformer.training.sharding import describe_shards
+
+        plan = self.plan
+        mesh = self.mesh
+        net = self.net
+        resumption = self.resumption
+        pipeline = self.pipeline
+        training = self.experiment.training
+        number = start = int(state.step)
+        signal = None
+
+        # 6. The loop: dispatch a step, then report the previous one.
+        evaluate = Evaluator(net, self.experiment.data, pipeline, self.tokenizer, mesh)
+        nans = plan.options.debug.nans
+        diagnosis = partial(find_not_finite, net, mesh, self.tokenizer, training, operation=nans)
+        log = MetricsLog(plan.run, start, plan.options.track, self.experiment)
+        signals = processes.Signals(mesh)
+        with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, self.checkpoints:
+            for told in (*self.introduction(state), *log.notes):
+                line.say(told)
+            with line.during("compiling"):
+                compiled = compiling.result()
+            keep_freed_memory(compiled)
+            sound = self.checkpoints.keep
+            past = resumption.remembered
+            reporter = Reporter(self.experiment, log, line, self.started, diagnosis, sound, pipeline.epochs, mesh, past)
+            abstract = self.prepared.abstract
+            for told in describe_shards(mesh, abstract, abstract.params, compiled.as_text() or ""):
+                line.say(told)
+            step = self.of_each_shape(compiled, reporter.pause)
+            processes.wait_for_all()
+            for number in range(start + 1, training.steps + 1):
+                batch = next(self.batches)
+                check_batch_ids(batch, net.config.vocab_size)
+                state, metrics = step(state, batch)
+                reporter.step(number, metrics, state, batch)
+                signal = signals(stop.signal)
+                last = number == training.steps or signal is not None
+                held_out_loss = None
+                if number == training.steps or number % training.evaluate_every == 0:
+                    # The time of an evaluation is not that of the step before it.
+                    reporter.flush()
+                    with line.during("evaluating"):
+                        figures = evaluate.of_state(state)
+                    reporter.evaluation(number, figures, pipeline.evaluation[0])
+                    held_out_loss = figures["val_loss"]
+                if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
+                    reporter.flush()
+                    log.sync()
+                    resumption.save(state, self.batches, held_out_loss, reporter.memory)
+                if last:
+                    break
+            if number < training.steps:
+                # One step more, whose result is thrown away: the checkpoint of the last one counts only if it is finite
+                # (see `jax_tformer.runs.checkpoints`). The last step of a whole run was evaluated instead.
+                state, metrics = step(state, batch := next(self.batches))
+                reporter.step(number + 1, metrics, state, batch)
+                reporter.check()
+            self.checkpoints.keep()
+        log.close()
+        return state, number, signal, reporter.speed
+
+    def of_each_shape(
+        self, compiled: "jax.stages.Compiled", pause: Callable[[], None]
+    ) -> "Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]":
+        """Returns the step, which is compiled for another shape of batches where it first comes, in a `pause`."""
+        from jax_tformer.training.sharding import place_batch, shape_of
+
+        by_shape = {shape_of(self.largest): compiled}
+
+        def step(state: "TrainState", batch: "Batch") -> "tuple[TrainState, StepMetrics]":
+            placed = place_batch(self.mesh, batch)
+            if (shape := shape_of(placed)) not in by_shape:
+                by_shape[shape] = self.prepared.compile(placed)
+                pause()
+            return by_shape[shape](state, placed)
+
+        return step
+
+    def introduction(self, state: "TrainState") -> Iterator[str]:
         """Says what is trained, how and from where, a line each."""
         import jax
 
@@ -189,195 +332,17 @@ class Session(NamedTuple):
         parameters, adapters = (
             sum(leaf.size for leaf in jax.tree.leaves(params)) for params in (state.params, trained(state.params))
         )
-        steps = f"steps {int(state.step)} to {self.plan.experiment.training.steps}"
+        steps = f"steps {int(state.step)} to {self.experiment.training.steps}"
         yield f"{self.plan.run.path}: {parameters:,} parameters, {steps}, {self.devices}"
         if config.lora is not None:
             yield f"{adapters:,} of them train: adapters of rank {config.lora.rank} (LoRA)"
         yield f"computed with {describe_compute(config, self.mesh, self.largest['labels'].shape[1])}"
         yield from (*self.plan.notes, *self.notes, *self.pipeline.notes, *self.resumption.notes)
 
-
-def set_up(plan: "TrainPlan", started: float) -> Session:
-    """Makes all that a session needs, and refuses what does not fit before anything is written."""
-    from jax_tformer.data.pipeline import build_pipeline
-    from jax_tformer.functional import transformer
-    from jax_tformer.hub.pretrained import load_pretrained
-    from jax_tformer.runs.begin_and_resume import Resumption, new_tokenizer, permitted_changes, require_same_run
-    from jax_tformer.runs.checkpoints import Checkpoints
-    from jax_tformer.startup import set_up_jax
-    from jax_tformer.training.optimizer import optimizer
-    from jax_tformer.training.prepare import fit_to_devices, prepare, require_room_for_batches
-    from jax_tformer.training.processes import ask_first, first_then_others, together
-    from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh
-
-    experiment = plan.experiment
-    training = plan.experiment.training
-    run = plan.run
-    with together():
-        set_up_jax(experiment.model)
-        require_room_for_batches(experiment.data, training)
-        checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
-
-        # 2. The mesh: one device is the mesh 1 x 1 x 1 x 1.
-        mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
-    before = plan.before if ask_first(checkpoints.saved_before) else None
-
-    # 3. The data, of which each process makes the rows that its devices hold. A continued run keeps its tokenizer.
-    def build_data() -> "tuple[Tokenizer, Pipeline]":
-        tokenizer = new_tokenizer(experiment) if before is None else run.read_tokenizer(experiment.model.vocab_size)
-        rows = local_rows(mesh, training.batch_size)
-        return tokenizer, build_pipeline(experiment.data, training, tokenizer, rows)
-
-    tokenizer, pipeline = first_then_others(build_data)
-    experiment = replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
-    require_same_run(experiment, tokenizer, pipeline.fingerprint, continues=before is not None)
-    changes, notes = permitted_changes(before, experiment)
-    largest = abstract_batch(mesh, pipeline.evaluation[0])
-
-    # 4. The model, its optimizer and their step.
-    net = transformer(fit_to_devices(experiment.model, largest, mesh, training.accumulation))
-    with together():
-        prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, largest)
-        given = None
-        if before is None and experiment.init is not None:
-            dtype = experiment.model.compute.parameter_dtype
-            _, given, _ = load_pretrained(experiment.init, dtype=dtype, mesh=mesh)
-    resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, started)
-    continues = before is not None
-    return Session(
-        plan, started, mesh, tokenizer, pipeline, net, prepared, given, largest, resumption, continues, changes, notes
-    )
-
-
-def begin(
-    session: Session, batches: "grain.DatasetIterator[Batch]"
-) -> "tuple[TrainState, Future[jax.stages.Compiled]] | None":
-    """Returns the state of the newest checkpoint, or of step 0, and the step, which compiles meanwhile.
-
-    `batches` go on where the checkpoint was made. Returns None if the run is complete.
-    """
-    from jax_tformer.runs.begin_and_resume import save_frozen
-    from jax_tformer.training.prepare import compile_beside
-    from jax_tformer.training.processes import ask_first, together
-
-    # 5. The run: from its newest checkpoint, or from step 0.
-    plan = session.plan
-    run = plan.run
-    prepared = session.prepared
-    steps = plan.experiment.training.steps
-    state = session.resumption.restore(prepared.abstract, batches) if session.continues else None
-    if plan.before is not None and state is None:
-        session.notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
-    if moved := ask_first(lambda: run.take(plan.options.resume == "auto", plan.before)):
-        say(f"the run that was in {run.path} is now in {moved}")
-    if state is not None and int(state.step) == steps == ask_first(lambda: value_in(run.summary, "steps")):
-        run.unlock()
-        return None
-    compiling = compile_beside(prepared.step)
-    if state is None:
-        ask_first(lambda: run.create(session.resumption.experiment, session.tokenizer))
-        with together():
-            run.require_begun()
-        state = prepared.first_state(session.given)
-        save_frozen(run, state)
-    told = {"step": int(state.step), "devices": session.devices, "changed": session.changes}
-    ask_first(lambda: run.record_session(session.resumption.experiment, name=plan.name, **told))
-    return state, compiling
-
-
-class End(NamedTuple):
-    """How the steps of a session ended."""
-
-    state: "TrainState"
-    step: int
-    """The updates of the run so far."""
-    signal: int | None
-    """What has stopped it."""
-    speed: "Row"
-    """`Reporter.speed`."""
-
-
-def take_steps(
-    session: Session,
-    state: "TrainState",
-    compiling: "Future[jax.stages.Compiled]",
-    batches: "grain.DatasetIterator[Batch]",
-) -> End:
-    """Trains from `state` to the last step, or to a signal; evaluates and saves on the way."""
-    from jax_tformer.data.pipeline import check_batch_ids
-    from jax_tformer.runs.evaluation import Evaluator, find_not_finite
-    from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
-    from jax_tformer.startup import keep_freed_memory
-    from jax_tformer.training import processes
-    from jax_tformer.training.sharding import describe_shards, place_batch, shape_of
-
-    plan, started, mesh, tokenizer, pipeline, net, prepared, *_ = session
-    resumption = session.resumption
-    checkpoints = resumption.checkpoints
-    experiment = resumption.experiment
-    training = experiment.training
-    number = start = int(state.step)
-    signal = None
-
-    # 6. The loop: dispatch a step, then report the previous one.
-    evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
-    nans = plan.options.debug.nans
-    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training, operation=nans)
-    log = MetricsLog(plan.run, start, plan.options.track, experiment)
-    signals = processes.Signals(mesh)
-    with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
-        for told in (*session.introduce(state), *log.notes):
-            line.say(told)
-        with line.during("compiling"):
-            compiled = compiling.result()
-        keep_freed_memory(compiled)
-        sound = checkpoints.keep
-        reporter = Reporter(
-            experiment, log, line, started, diagnosis, sound, pipeline.epochs, mesh, resumption.remembered
-        )
-        for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, compiled.as_text() or ""):
-            line.say(note)
-
-        by_shape = {shape_of(session.largest): compiled}
-
-        def step(state: "TrainState", batch: "Batch") -> "tuple[TrainState, StepMetrics]":
-            placed = place_batch(mesh, batch)
-            if (shape := shape_of(placed)) not in by_shape:
-                by_shape[shape] = prepared.compile(placed)
-                reporter.pause()
-            return by_shape[shape](state, placed)
-
-        processes.wait_for_all()
-        for number in range(start + 1, training.steps + 1):
-            batch = next(batches)
-            check_batch_ids(batch, net.config.vocab_size)
-            state, metrics = step(state, batch)
-            reporter.step(number, metrics, state, batch)
-            signal = signals(stop.signal)
-            last = number == training.steps or signal is not None
-            held_out_loss = None
-            if number == training.steps or number % training.evaluate_every == 0:
-                # The time of an evaluation is not that of the step before it.
-                reporter.flush()
-                with line.during("evaluating"):
-                    figures = evaluate.of_state(state)
-                reporter.evaluation(number, figures, pipeline.evaluation[0])
-                held_out_loss = figures["val_loss"]
-            if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
-                reporter.flush()
-                log.sync()
-                resumption.save(state, batches, held_out_loss, reporter.memory)
-            if last:
-                break
-        if number < training.steps:
-            # One step more, whose result is thrown away: the checkpoint of the last one counts only if it is finite
-            # (see `jax_tformer.runs.checkpoints`). The last step of a whole run was evaluated instead.
-            state, metrics = step(state, batch := next(batches))
-            reporter.step(number + 1, metrics, state, batch)
-            reporter.check()
-        checkpoints.keep()
-    log.close()
-    return End(state, number, signal, reporter.speed)
+    @property
+    def devices(self) -> str:
+        """How many devices of which kind."""
+        return f"{self.mesh.size} {self.mesh.devices.flat[0].device_kind} device(s)"
 
 
 @dataclass(frozen=True)

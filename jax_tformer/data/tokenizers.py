@@ -7,7 +7,6 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, count
 from pathlib import Path
@@ -20,7 +19,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
-from jax_tformer.config.errors import WHY, Count, InputError, TokenIds, check_fields, explained, require
+from jax_tformer.config.errors import WHY, Count, InputError, TokenIds, checked, explained, require
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.files import (
     Json,
@@ -90,7 +89,7 @@ _PIECE_BYTES = 8192
 _PIECES_TOGETHER = 128
 
 
-@dataclass(frozen=True)
+@checked
 class Framing:
     """The special tokens of a checkpoint, which its tokenizer and its generation settings say."""
 
@@ -102,9 +101,6 @@ class Framing:
     """The first token that a decoder reads after an encoder."""
     end_ids: TokenIds = ()
     """Any of these ends an answer."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def size(self) -> int:

@@ -2,25 +2,24 @@
 
 `--run FOLDER` continues the run in a folder; with `--report` it only shows the run's results.
 
-`main` and `train` are the whole way of a run, in seven chapters; a `Session` has 2 to 4, its `begin` 5 and its
-`take_steps` 6. Where each of them leads, for `train.py dates`:
+`main` and `train` are the whole way of a run, in seven chapters; those of a `Session` (runs/session.py) are 2 to 6.
+Where each of them leads, for `train.py dates`:
 
     1. the config      EXPERIMENTS["dates"] (config/presets.py) and the flags, of the classes in config/experiment.py
     2. the mesh        make_mesh (training/sharding.py)
     3. the data        build_pipeline (data/pipeline.py), of the pairs in data/generated.py
     4. the model       transformer (functional.py); train_step (training/step.py) by optimizer (training/optimizer.py),
                        compiled by prepare (training/prepare.py)
-    5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption
-                       (runs/begin_and_resume.py)
-    6. the loop        here; Reporter (runs/metrics.py) logs, Evaluator (runs/evaluation.py) judges, Resumption saves
+    5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption (runs/session.py)
+    6. the loop        Session.take_steps; Reporter (runs/metrics.py) logs, Evaluator (runs/evaluation.py) judges,
+                       Resumption saves
     7. the results     sample_text and finish (runs/evaluation.py)
 """
 
 import json
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -36,21 +35,12 @@ from jax_tformer.config.experiment import (
     TokenizerConfig,
 )
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
-from jax_tformer.files import changed_fields, require_new_folder, shortened, user_path, value_in
+from jax_tformer.files import changed_fields, require_new_folder, shortened, user_path
 from jax_tformer.startup import set_malloc
-from jax_tformer.terminal import Interruption, as_called, given_flags, parse, say
+from jax_tformer.terminal import as_called, given_flags, parse, say
 
 if TYPE_CHECKING:
-    from concurrent.futures import Future
-
-    import jax
-
-    from jax_tformer.data.order import Batch
-    from jax_tformer.data.pipeline import Pipeline
-    from jax_tformer.data.tokenizers import Tokenizer
     from jax_tformer.runs.folder import RunFolder
-    from jax_tformer.runs.metrics import Row
-    from jax_tformer.training.step import StepMetrics, TrainState
 
 SHORT_NAMES = {
     "--steps": "--training.steps",
@@ -113,18 +103,21 @@ def train(plan: "TrainPlan", started: float) -> int:
     from jax_tformer.lora import merge_lora
     from jax_tformer.runs.evaluation import finish, sample_text
     from jax_tformer.runs.folder import export_pretrained
+    from jax_tformer.runs.session import Session
     from jax_tformer.training.processes import ask_first, is_first
 
-    session = Session(plan, started)
     run = plan.run
+    session = Session(run, plan.experiment, plan.before, started)
     export = plan.options.export
-    begun = session.begin()
+    begun = session.begin(name=plan.name, resume=plan.options.resume == "auto")
     if begun is None:
         other = "--steps N continues it, --run FOLDER or --resume no starts another"
         complete = f"the run in {run.path} is complete; {other}"
         say(ask_first(lambda: export_pretrained(run, export)) if export else complete)
         return 0
-    state, step, signal, speed = session.take_steps(*begun)
+    nans = plan.options.debug.nans
+    end = session.take_steps(*begun, plan.notes, track=plan.options.track, nans=nans)
+    state, step, signal, speed = end
     run.unlock()
     if step < plan.experiment.training.steps:
         say(f"stopped at step {step}; the same command continues the run, as train.py --run {run.path} does")
@@ -140,209 +133,6 @@ def train(plan: "TrainPlan", started: float) -> int:
     if export is not None:
         say(ask_first(lambda: export_pretrained(run, export)))
     return 0
-
-
-class Session:
-    """A session of a run. Making this object refuses what does not fit, before anything is written."""
-
-    def __init__(self, plan: "TrainPlan", started: float) -> None:
-        from jax_tformer.data.pipeline import build_pipeline
-        from jax_tformer.functional import transformer
-        from jax_tformer.hub.pretrained import load_pretrained
-        from jax_tformer.runs.begin_and_resume import Resumption, new_tokenizer, permitted_changes, require_same_run
-        from jax_tformer.runs.checkpoints import Checkpoints
-        from jax_tformer.startup import set_up_jax
-        from jax_tformer.training.optimizer import optimizer
-        from jax_tformer.training.prepare import fit_to_devices, prepare, require_room_for_batches
-        from jax_tformer.training.processes import ask_first, first_then_others, together
-        from jax_tformer.training.sharding import abstract_batch, local_rows, make_mesh
-
-        self.plan = plan
-        self.started = started
-        experiment = plan.experiment
-        training = plan.experiment.training
-        run = plan.run
-        with together():
-            set_up_jax(experiment.model)
-            require_room_for_batches(experiment.data, training)
-            self.checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
-
-            # 2. The mesh: one device is the mesh 1 x 1 x 1 x 1.
-            self.mesh = mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
-        before = plan.before if ask_first(self.checkpoints.saved_before) else None
-        self.continues = before is not None
-
-        # 3. The data, of which each process makes the rows that its devices hold. A continued run keeps its tokenizer.
-        def build_data() -> "tuple[Tokenizer, Pipeline]":
-            tokenizer = new_tokenizer(experiment) if before is None else run.read_tokenizer(experiment.model.vocab_size)
-            rows = local_rows(mesh, training.batch_size)
-            return tokenizer, build_pipeline(experiment.data, training, tokenizer, rows)
-
-        self.tokenizer, self.pipeline = first_then_others(build_data)
-        model = experiment.model.with_vocab_size(self.tokenizer.vocab_size)
-        self.experiment = replace(experiment, model=model)
-        fingerprint = self.pipeline.fingerprint
-        require_same_run(self.experiment, self.tokenizer, fingerprint, continues=self.continues)
-        self.changes, self.notes = permitted_changes(before, self.experiment)
-        self.batches = self.pipeline.train_iterator()
-        self.largest = abstract_batch(mesh, self.pipeline.evaluation[0])
-
-        # 4. The model, its optimizer and their step.
-        self.net = transformer(fit_to_devices(model, self.largest, mesh, training.accumulation))
-        with together():
-            tx = optimizer(experiment.optimizer, training.steps)
-            self.prepared = prepare(self.net, tx, mesh, training, self.largest)
-            self.given = None
-            if before is None and experiment.init is not None:
-                _, self.given, _ = load_pretrained(experiment.init, dtype=model.compute.parameter_dtype, mesh=mesh)
-        self.resumption = Resumption(run, self.checkpoints, fingerprint, self.experiment, started)
-
-    def begin(self) -> "tuple[TrainState, Future[jax.stages.Compiled]] | None":
-        """Returns the state of the newest checkpoint, or of step 0, and the step, which compiles meanwhile.
-
-        Returns None if the run is complete.
-        """
-        from jax_tformer.runs.begin_and_resume import save_frozen
-        from jax_tformer.training.prepare import compile_beside
-        from jax_tformer.training.processes import ask_first, together
-
-        # 5. The run: from its newest checkpoint, or from step 0.
-        plan = self.plan
-        run = plan.run
-        prepared = self.prepared
-        steps = plan.experiment.training.steps
-        state = self.resumption.restore(prepared.abstract, self.batches) if self.continues else None
-        if plan.before is not None and state is None:
-            self.notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
-        if moved := ask_first(lambda: run.take(plan.options.resume == "auto", plan.before)):
-            say(f"the run that was in {run.path} is now in {moved}")
-        if state is not None and int(state.step) == steps == ask_first(lambda: value_in(run.summary, "steps")):
-            run.unlock()
-            return None
-        compiling = compile_beside(prepared.step)
-        if state is None:
-            ask_first(lambda: run.create(self.experiment, self.tokenizer))
-            with together():
-                run.require_begun()
-            state = prepared.first_state(self.given)
-            save_frozen(run, state)
-        told = {"step": int(state.step), "devices": self.devices, "changed": self.changes}
-        ask_first(lambda: run.record_session(self.experiment, name=plan.name, **told))
-        return state, compiling
-
-    def take_steps(
-        self, state: "TrainState", compiling: "Future[jax.stages.Compiled]"
-    ) -> "tuple[TrainState, int, int | None, Row]":
-        """Trains from `state` to the last step, or to a signal; evaluates and saves on the way.
-
-        Returns the last state, how many updates the run has, the signal, and `Reporter.speed`.
-        """
-        from jax_tformer.data.pipeline import check_batch_ids
-        from jax_tformer.runs.evaluation import Evaluator, find_not_finite
-        from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
-        from jax_tformer.startup import keep_freed_memory
-        from jax_tformer.training import processes
-        from jax_tformer.training.sharding import describe_shards
-
-        plan = self.plan
-        mesh = self.mesh
-        net = self.net
-        resumption = self.resumption
-        pipeline = self.pipeline
-        training = self.experiment.training
-        number = start = int(state.step)
-        signal = None
-
-        # 6. The loop: dispatch a step, then report the previous one.
-        evaluate = Evaluator(net, self.experiment.data, pipeline, self.tokenizer, mesh)
-        nans = plan.options.debug.nans
-        diagnosis = partial(find_not_finite, net, mesh, self.tokenizer, training, operation=nans)
-        log = MetricsLog(plan.run, start, plan.options.track, self.experiment)
-        signals = processes.Signals(mesh)
-        with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, self.checkpoints:
-            for told in (*self.introduction(state), *log.notes):
-                line.say(told)
-            with line.during("compiling"):
-                compiled = compiling.result()
-            keep_freed_memory(compiled)
-            sound = self.checkpoints.keep
-            past = resumption.remembered
-            reporter = Reporter(self.experiment, log, line, self.started, diagnosis, sound, pipeline.epochs, mesh, past)
-            abstract = self.prepared.abstract
-            for told in describe_shards(mesh, abstract, abstract.params, compiled.as_text() or ""):
-                line.say(told)
-            step = self.of_each_shape(compiled, reporter.pause)
-            processes.wait_for_all()
-            for number in range(start + 1, training.steps + 1):
-                batch = next(self.batches)
-                check_batch_ids(batch, net.config.vocab_size)
-                state, metrics = step(state, batch)
-                reporter.step(number, metrics, state, batch)
-                signal = signals(stop.signal)
-                last = number == training.steps or signal is not None
-                held_out_loss = None
-                if number == training.steps or number % training.evaluate_every == 0:
-                    # The time of an evaluation is not that of the step before it.
-                    reporter.flush()
-                    with line.during("evaluating"):
-                        figures = evaluate.of_state(state)
-                    reporter.evaluation(number, figures, pipeline.evaluation[0])
-                    held_out_loss = figures["val_loss"]
-                if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
-                    reporter.flush()
-                    log.sync()
-                    resumption.save(state, self.batches, held_out_loss, reporter.memory)
-                if last:
-                    break
-            if number < training.steps:
-                # One step more, whose result is thrown away: the checkpoint of the last one counts only if it is finite
-                # (see `jax_tformer.runs.checkpoints`). The last step of a whole run was evaluated instead.
-                state, metrics = step(state, batch := next(self.batches))
-                reporter.step(number + 1, metrics, state, batch)
-                reporter.check()
-            self.checkpoints.keep()
-        log.close()
-        return state, number, signal, reporter.speed
-
-    def of_each_shape(
-        self, compiled: "jax.stages.Compiled", pause: Callable[[], None]
-    ) -> "Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]":
-        """Returns the step, which is compiled for another shape of batches where it first comes, in a `pause`."""
-        from jax_tformer.training.sharding import place_batch, shape_of
-
-        by_shape = {shape_of(self.largest): compiled}
-
-        def step(state: "TrainState", batch: "Batch") -> "tuple[TrainState, StepMetrics]":
-            placed = place_batch(self.mesh, batch)
-            if (shape := shape_of(placed)) not in by_shape:
-                by_shape[shape] = self.prepared.compile(placed)
-                pause()
-            return by_shape[shape](state, placed)
-
-        return step
-
-    def introduction(self, state: "TrainState") -> Iterator[str]:
-        """Says what is trained, how and from where, a line each."""
-        import jax
-
-        from jax_tformer.lora import trained
-        from jax_tformer.training.prepare import describe_compute
-
-        config = self.net.config
-        parameters, adapters = (
-            sum(leaf.size for leaf in jax.tree.leaves(params)) for params in (state.params, trained(state.params))
-        )
-        steps = f"steps {int(state.step)} to {self.experiment.training.steps}"
-        yield f"{self.plan.run.path}: {parameters:,} parameters, {steps}, {self.devices}"
-        if config.lora is not None:
-            yield f"{adapters:,} of them train: adapters of rank {config.lora.rank} (LoRA)"
-        yield f"computed with {describe_compute(config, self.mesh, self.largest['labels'].shape[1])}"
-        yield from (*self.plan.notes, *self.notes, *self.pipeline.notes, *self.resumption.notes)
-
-    @property
-    def devices(self) -> str:
-        """How many devices of which kind."""
-        return f"{self.mesh.size} {self.mesh.devices.flat[0].device_kind} device(s)"
 
 
 @dataclass(frozen=True)
@@ -406,7 +196,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     start = before or preset.config
     init = flags.get("--init", "None")
     if before is None and init != "None":
-        from jax_tformer.runs.begin_and_resume import experiment_from
+        from jax_tformer.runs.session import experiment_from
 
         start = experiment_from(start, init)
     require(
@@ -443,7 +233,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         ]
         require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
     if before is None and experiment.init is not None:
-        from jax_tformer.runs.begin_and_resume import require_same_architecture
+        from jax_tformer.runs.session import require_same_architecture
 
         require_same_architecture(experiment, start)
     if options.export is not None:

@@ -76,9 +76,8 @@ def generate(
     are NaN, and a beam search that finds fewer than num_return_sequences sequences.
     """
     net, params, batch = _prepare(net, params, prompts, decoding, limits, end_id, start_id, context)
-    told = f"context is {context} and num_beams {decoding.num_beams}; expected one of them"
-    require(decoding.num_beams == 1 or context is None, told)
     if decoding.num_beams > 1:
+        require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
         return _search(net, params, batch, decoding, seed)
     tokens = np.full((len(prompts), decoding.num_return_sequences, int(batch.limits.max())), batch.end_ids[0], np.int32)
     for rows, part in batch.groups:
@@ -99,8 +98,11 @@ def _search(
     wanted = decoding.num_return_sequences
     new, lengths, scores = (np.asarray(x)[:, :wanted] for x in beams.finished)
     fewest = int(beams.finished.exist.sum(1).min())
-    told = f"the beam search has found {fewest} sequences for a prompt; expected less, or more tokens"
-    require_field(wanted <= fewest, "num_return_sequences", f"is {wanted}, and {told}")
+    require_field(
+        wanted <= fewest,
+        "num_return_sequences",
+        f"is {wanted}, and the beam search has found {fewest} sequences for a prompt; expected less, or more tokens",
+    )
     columns = np.arange(lengths.max())
     return Generated(np.where(columns < lengths[..., None], new[..., columns], batch.end_ids[0]), lengths, scores)
 

@@ -248,9 +248,11 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
         if given is not None:
             if setting.values is not None:
                 known = [ours for theirs, ours in setting.values.items() if theirs == given]
-                allowed = ", ".join(map(repr, setting.values))
-                told = f"{setting.theirs} is {given!r} in the Hugging Face config; expected one of {allowed}"
-                require(known, told)
+                require(
+                    known,
+                    f"{setting.theirs} is {given!r} in the Hugging Face config; expected one of "
+                    f"{', '.join(map(repr, setting.values))}",
+                )
                 given = known[0]
             flat |= dict.fromkeys(setting.paths, given)
         elif setting.nullable and setting.theirs in config:

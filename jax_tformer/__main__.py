@@ -34,6 +34,10 @@ def main() -> None:
     def program(arguments: Sequence[str]) -> int:
         require(name in PROGRAMS, f"there is no program {name!r}; expected one of {', '.join(PROGRAMS)}")
         # Imported here, so that `run_program` also handles a Ctrl-C during the import.
+        from jax_tformer.training.processes import require_alone
+
+        if name not in ("train", "generate"):
+            require_alone(sys.argv[0])
         return import_module(PROGRAMS[name][0]).main(arguments)
 
     smaller = SMALLER_ANSWERS if name == "generate" else SMALLER_TRAINING

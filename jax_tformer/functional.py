@@ -8,7 +8,7 @@ from jaxtyping import Array, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.model.masks import require_mask
+from jax_tformer.model.masks import require_marks
 from jax_tformer.model.parameters import (
     Declared,
     DropoutKey,
@@ -91,7 +91,7 @@ class Transformer(Generic[Model]):
             "the parameters have layers apart, for generate and stream; expected those of init",
         )
         for name, mark in marks.items():
-            require_mask(name, mark, ids.shape[:2])
+            require_marks(name, mark, ids.shape[:2])
         return self.bind(params)
 
 

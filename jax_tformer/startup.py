@@ -127,8 +127,9 @@ def require_memory(asked: int, what: str, mend: str, device: "jax.Device | None"
         limit = (device.memory_stats() or {}).get("bytes_limit", asked)
         where = "on each device"
     if asked > limit:
-        told = f"{what} take {asked / 2**30:,.1f} GiB, and there are {limit / 2**30:,.1f} GiB {where}"
-        raise InputError(f"{told}; {mend}")
+        raise InputError(
+            f"{what} take {asked / 2**30:,.1f} GiB, and there are {limit / 2**30:,.1f} GiB {where}; {mend}"
+        )
 
 
 def host_memory() -> int:

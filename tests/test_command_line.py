@@ -60,6 +60,14 @@ def test_help_names_programs_as_the_user_does_and_flags_by_their_short_names(arg
     assert "train.py" not in out
 
 
+@pytest.mark.parametrize("program", sorted(console.PROGRAMS.keys() - {"train", "generate"}))
+def test_programs_of_one_process_refuse_several(program, call, monkeypatch):
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "2")
+    told = f"jax-tformer {program}: error: 2 processes were started, and jax-tformer {program} runs in one; start one, "
+    status, out, err = call(program)
+    assert (status, out, err[: len(told)]) == (2, "", told)
+
+
 @pytest.mark.parametrize("program", ["", *console.PROGRAMS])
 def test_every_program_says_its_version(program, call):
     assert call(f"{program} --version") == (0, f"jax-tformer {__version__}\n", "")

@@ -19,7 +19,7 @@ from jax_tformer import (
     TransformerConfig,
 )
 from jax_tformer.config import RotaryConfig
-from jax_tformer.config.experiment import ExperimentConfig, OptimizerConfig
+from jax_tformer.config.experiment import ExperimentConfig, OptimizerConfig, RatesConfig
 from jax_tformer.files import from_dict
 from tests.refusals import refused
 from tests.several_processes import run_alone
@@ -62,6 +62,7 @@ OUT_OF_BOUNDS = {
         "bad_words_ids": ((1, -2),),
         "early_stopping": "ever",
     },
+    RatesConfig: {"matrices": -1.0},
 }
 CONTRADICTIONS = {
     StackConfig: [

@@ -16,10 +16,10 @@ from jax_tformer import EXPERIMENTS
 from jax_tformer.cli import generate, train
 from jax_tformer.cli.train import train_options
 from jax_tformer.files import read_json
-from jax_tformer.runs.begin import permitted_changes
 from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.runs.folder import RunFolder, load_trained, parse_checkpoint
 from jax_tformer.runs.metrics import read_metrics
+from jax_tformer.runs.session import permitted_changes
 from tests.refusals import refused
 from tests.small_models import assert_same_bits
 from tests.small_runs import TEXT, TINY, contents, lose, losses, names, succeed

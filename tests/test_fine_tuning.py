@@ -17,8 +17,8 @@ from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.tokenizers import build_tokenizer
 from jax_tformer.files import read_json
 from jax_tformer.hub.families import t5
-from jax_tformer.runs.begin import experiment_from
 from jax_tformer.runs.folder import RunFolder, load_trained
+from jax_tformer.runs.session import experiment_from
 from tests.damages import say, write
 from tests.pretrained_folders import CONFIG, STACK
 from tests.refusals import refused

@@ -13,8 +13,8 @@ from jax_tformer import LoraConfig, load_adapters, load_pretrained, transformer
 from jax_tformer.cli import export, train
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.lora import add_lora, merge_lora, split_adapters, trained
-from jax_tformer.runs.begin import save_frozen
 from jax_tformer.runs.folder import RunFolder
+from jax_tformer.runs.session import save_frozen
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import init_state, train_step
 from tests.damages import flip_bit, write

@@ -12,7 +12,7 @@ from flax import traverse_util
 from jax_tformer import ARCHITECTURES, EXPERIMENTS, LoraConfig, transformer
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.lora import trained
-from jax_tformer.training.optimizer import decay_mask, learning_rate, optimizer
+from jax_tformer.training.optimizer import has_decay, learning_rate, optimizer
 
 
 def rates(config, steps):
@@ -94,7 +94,7 @@ def test_what_each_parameter_gets(name):
                 assert path not in found, f"{path} has two rules"
                 found[path] = rule
     assert found == {path: kind(path) for path in paths}
-    decays = traverse_util.flatten_dict(decay_mask(params), sep=".")
+    decays = traverse_util.flatten_dict(has_decay(params), sep=".")
     assert decays == {path: kind(path) != "vectors" for path in paths}
 
 

@@ -24,7 +24,7 @@ from jax_tformer.data import generated, pairs
 from jax_tformer.data.order import Items, Part, Shape, Source, choose, evaluation_batches
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import check_files
-from jax_tformer.data.text import masks
+from jax_tformer.data.text import hiding
 from jax_tformer.data.tokenizers import Framing, build_tokenizer, load_tokenizer
 from jax_tformer.training.step import batch_loss
 from tests.memory import traced_peak
@@ -353,7 +353,7 @@ def test_masking_is_bert_s():
     data, generator = MaskedTextData(), np.random.default_rng(0)
     tokenizer = build_tokenizer(BYTES, [], {"mask": "<|mask|>"})
     windows, rows = generator.integers(10, 256, (400, 100), np.int32), np.arange(400)
-    batch = masks(data, tokenizer, Framing())({"tokens": windows}, generator, rows, 400)
+    batch = hiding(data, tokenizer, Framing())({"tokens": windows}, generator, rows, 400)
     chosen, tokens = batch["labels"] != IGNORED, batch["tokens"]
     assert (chosen.sum(axis=1) == 15).all()
     # Every position is equally likely to be chosen.
@@ -363,7 +363,7 @@ def test_masking_is_bert_s():
     assert masked[chosen].mean() == pytest.approx(0.8, abs=0.02)
     assert kept[chosen].mean() == pytest.approx(0.1, abs=0.02)
     assert len({*tokens[~masked & ~kept].tolist()}) > 200
-    few = masks(replace(data, masked=0.01), tokenizer, Framing())
+    few = hiding(replace(data, masked=0.01), tokenizer, Framing())
     one = few({"tokens": windows[:4, :3]}, generator, rows[:4], 4)
     assert ((one["labels"] != IGNORED).sum(axis=1) == 1).all(), "at least one"
 

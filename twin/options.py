@@ -107,7 +107,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     init = flags.get("--init")
     config = preset.config
     if init is not None:
-        from jax_tformer.runs.begin import experiment_from
+        from jax_tformer.runs.session import experiment_from
 
         config = experiment_from(config, init)
     config = with_adapters(config, flags)
@@ -130,7 +130,7 @@ def read_plan(arguments: Sequence[str]) -> Plan:
     data = with_own_tokenizer(options.data, flags) if options.init is None else options.data
     experiment = ExperimentConfig(model, data, options.optimizer, options.training, init=options.init)
     if experiment.init is not None:
-        from jax_tformer.runs.begin import require_same_architecture
+        from jax_tformer.runs.session import require_same_architecture
 
         require_same_architecture(experiment, config)
     return Plan(

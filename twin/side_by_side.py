@@ -13,7 +13,7 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.config.experiment import ExperimentConfig
 from jax_tformer.data.pipeline import build_pipeline, check_batch_ids
 from jax_tformer.data.tokenizers import check_vocabulary
-from jax_tformer.runs.begin import new_tokenizer
+from jax_tformer.runs.session import new_tokenizer
 from jax_tformer.terminal import Interruption
 from parity.differ.answer import Difference
 from parity.gates.measure import ParityError

@@ -56,8 +56,9 @@ def answer_texts(options: "GenerateOptions") -> int:
             from jax_tformer.cli.chat import Conversation, read_chat_template
 
             if model.folder is None:
-                told = "has no chat template; --chat is for checkpoints of Hugging Face that have one"
-                raise InputError(f"{options.run} {told}")
+                raise InputError(
+                    f"{options.run} has no chat template; --chat is for checkpoints of Hugging Face that have one"
+                )
             talk = Conversation(read_chat_template(model.folder), reader, options.system)
         prompts: Iterable[Prompt] = read_prompts(options, talk or reader)
         references = None
@@ -257,8 +258,10 @@ def read_references(path: Path, sources: Sequence[Prompt]) -> list[str]:
     asked = {source.number for source in sources}
     last = max(asked)
     lonely = min({number for text, number, _ in lines if text.strip()} - asked, default=0)
-    ends = f"the sources end at line {last:,} and {path} at line {len(lines):,}"
-    require(len(lines) >= last >= lonely, f"{ends}; {per_line}")
+    require(
+        len(lines) >= last >= lonely,
+        f"the sources end at line {last:,} and {path} at line {len(lines):,}; {per_line}",
+    )
     require(not lonely, f"line {lonely:,} of {path} belongs to a blank line of the sources; {per_line}")
     return [lines[source.number - 1][0] for source in sources]
 

@@ -47,9 +47,9 @@ def main(arguments: Sequence[str]) -> int:
     step = parse_checkpoint(options.checkpoint)
     out = user_path(options.out)
     for name in ("architecture", "dtype"):
-        told = f"--{name} is {getattr(options, name)!r} without --huggingface; expected both, or neither"
+        given = getattr(options, name)
         served = options.huggingface or (options.adapters and name == "architecture")
-        require(served or getattr(options, name) is None, told)
+        require(served or given is None, f"--{name} is {given!r} without --huggingface; expected both, or neither")
     require(
         not (options.huggingface and options.adapters),
         "there are --huggingface and --adapters; expected one of them: the whole model, or its adapters alone",

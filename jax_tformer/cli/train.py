@@ -2,15 +2,17 @@
 
 `--run FOLDER` continues the run in a folder; with `--report` it only shows the run's results.
 
-`main` and `train` are the whole way of a run, in seven chapters. Where each of them leads, for `train.py dates`:
+`main` and `train` are the whole way of a run, in seven chapters; those of a `Session` (runs/session.py) are 2 to 6.
+Where each of them leads, for `train.py dates`:
 
     1. the config      EXPERIMENTS["dates"] (config/presets.py) and the flags, of the classes in config/experiment.py
     2. the mesh        make_mesh (training/sharding.py)
     3. the data        build_pipeline (data/pipeline.py), of the pairs in data/generated.py
     4. the model       transformer (functional.py); train_step (training/step.py) by optimizer (training/optimizer.py),
                        compiled by prepare (training/prepare.py)
-    5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption (runs/begin.py)
-    6. the loop        here; Reporter (runs/metrics.py) logs, Evaluator (runs/evaluation.py) judges, Resumption saves
+    5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption (runs/session.py)
+    6. the loop        Session.take_steps; Reporter (runs/metrics.py) logs, Evaluator (runs/evaluation.py) judges,
+                       Resumption saves
     7. the results     sample_text and finish (runs/evaluation.py)
 """
 
@@ -18,7 +20,6 @@ import json
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
@@ -34,16 +35,12 @@ from jax_tformer.config.experiment import (
     TokenizerConfig,
 )
 from jax_tformer.config.presets import DEFAULT_EXPERIMENT, EXPERIMENTS
-from jax_tformer.files import changed_fields, require_new_folder, shortened, user_path, value_in
+from jax_tformer.files import changed_fields, require_new_folder, shortened, user_path
 from jax_tformer.startup import set_malloc
-from jax_tformer.terminal import Interruption, as_called, given_flags, parse, say
+from jax_tformer.terminal import as_called, given_flags, parse, say
 
 if TYPE_CHECKING:
-    from jax_tformer.data.order import Batch
-    from jax_tformer.data.pipeline import Pipeline
-    from jax_tformer.data.tokenizers import Tokenizer
     from jax_tformer.runs.folder import RunFolder
-    from jax_tformer.training.step import StepMetrics, TrainState
 
 SHORT_NAMES = {
     "--steps": "--training.steps",
@@ -102,173 +99,37 @@ def train(plan: "TrainPlan", started: float) -> int:
     """Trains the experiment of `plan` in its folder; `started` is when the program was, by perf_counter."""
     import jax
 
-    from jax_tformer.data.pipeline import build_pipeline, check_batch_ids
     from jax_tformer.functional import transformer
-    from jax_tformer.hub.pretrained import load_pretrained
-    from jax_tformer.lora import merge_lora, trained
-    from jax_tformer.runs.begin import (
-        Resumption,
-        new_tokenizer,
-        permitted_changes,
-        require_same_run,
-        save_frozen,
-    )
-    from jax_tformer.runs.checkpoints import Checkpoints
-    from jax_tformer.runs.evaluation import Evaluator, find_not_finite, finish, sample_text
+    from jax_tformer.lora import merge_lora
+    from jax_tformer.runs.evaluation import finish, sample_text
     from jax_tformer.runs.folder import export_pretrained
-    from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter
-    from jax_tformer.startup import keep_freed_memory, set_up_jax
-    from jax_tformer.training import processes
-    from jax_tformer.training.optimizer import optimizer
-    from jax_tformer.training.prepare import (
-        compile_beside,
-        describe_compute,
-        fit_to_devices,
-        prepare,
-        require_room_for_batches,
-    )
-    from jax_tformer.training.processes import ask_first, is_first, together
-    from jax_tformer.training.sharding import (
-        abstract_batch,
-        describe_shards,
-        local_rows,
-        make_mesh,
-        place_batch,
-        shape_of,
-    )
+    from jax_tformer.runs.session import Session
+    from jax_tformer.training.processes import ask_first, is_first
 
-    experiment = plan.experiment
-    training = plan.experiment.training
     run = plan.run
+    session = Session(run, plan.experiment, plan.before, started)
     export = plan.options.export
-    with together():
-        set_up_jax(experiment.model)
-        require_room_for_batches(experiment.data, training)
-        checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
-
-        # 2. The mesh: one device is the mesh 1 x 1 x 1 x 1.
-        mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
-    before = plan.before if ask_first(checkpoints.saved_before) else None
-
-    # 3. The data, of which each process makes the rows that its devices hold. A continued run keeps its tokenizer.
-    def build_data() -> "tuple[Tokenizer, Pipeline]":
-        tokenizer = new_tokenizer(experiment) if before is None else run.read_tokenizer(experiment.model.vocab_size)
-        rows = local_rows(mesh, training.batch_size)
-        return tokenizer, build_pipeline(experiment.data, training, tokenizer, rows)
-
-    tokenizer, pipeline = processes.first_then_others(build_data)
-    experiment = replace(experiment, model=experiment.model.with_vocab_size(tokenizer.vocab_size))
-    require_same_run(experiment, tokenizer, pipeline.fingerprint, continues=before is not None)
-    changes, notes = permitted_changes(before, experiment)
-    batches = pipeline.train_iterator()
-    largest = abstract_batch(mesh, pipeline.evaluation[0])
-
-    # 4. The model, its optimizer and their step. Whatever does not fit is refused before anything is written.
-    net = transformer(fit_to_devices(experiment.model, largest, mesh, training.accumulation))
-    with together():
-        prepared = prepare(net, optimizer(experiment.optimizer, training.steps), mesh, training, largest)
-        given = None
-        if before is None and experiment.init is not None:
-            dtype = experiment.model.compute.parameter_dtype
-            _, given, _ = load_pretrained(experiment.init, dtype=dtype, mesh=mesh)
-
-    # 5. The run: from its newest checkpoint, or from step 0.
-    resumption = Resumption(run, checkpoints, pipeline.fingerprint, experiment, started)
-    state = None if before is None else resumption.restore(prepared.abstract, batches)
-    if plan.before is not None and state is None:
-        notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
-    if moved := ask_first(lambda: run.take(plan.options.resume == "auto", plan.before)):
-        say(f"the run that was in {run.path} is now in {moved}")
-    if state is not None and int(state.step) == training.steps == ask_first(lambda: value_in(run.summary, "steps")):
-        run.unlock()
+    begun = session.begin(name=plan.name, resume=plan.options.resume == "auto")
+    if begun is None:
         other = "--steps N continues it, --run FOLDER or --resume no starts another"
         complete = f"the run in {run.path} is complete; {other}"
         say(ask_first(lambda: export_pretrained(run, export)) if export else complete)
         return 0
-    compiling = compile_beside(prepared.step)
-    if state is None:
-        ask_first(lambda: run.create(experiment, tokenizer))
-        with together():
-            run.require_begun()
-        state = prepared.first_state(given)
-        save_frozen(run, state)
-    number = start = int(state.step)
-    parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-    devices = f"{mesh.size} {jax.devices()[0].device_kind} device(s)"
-    ask_first(lambda: run.record_session(experiment, name=plan.name, step=start, devices=devices, changed=changes))
-
-    # 6. The loop: dispatch a step, then report the previous one.
-    evaluate = Evaluator(net, experiment.data, pipeline, tokenizer, mesh)
     nans = plan.options.debug.nans
-    diagnosis = partial(find_not_finite, net, mesh, tokenizer, training, operation=nans)
-    log = MetricsLog(run, start, plan.options.track, experiment)
-    signals = processes.Signals(mesh)
-    with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, checkpoints:
-        line.say(f"{run.path}: {parameters:,} parameters, steps {start} to {training.steps}, {devices}")
-        if net.config.lora is not None:
-            adapters = sum(leaf.size for leaf in jax.tree.leaves(trained(state.params)))
-            line.say(f"{adapters:,} of them train: adapters of rank {net.config.lora.rank} (LoRA)")
-        line.say(f"computed with {describe_compute(net.config, mesh, largest['labels'].shape[1])}")
-        for note in (*plan.notes, *notes, *pipeline.notes, *resumption.notes, *log.notes):
-            line.say(note)
-        with line.during("compiling"):
-            compiled = compiling.result()
-        keep_freed_memory(compiled)
-        reporter = Reporter(experiment, log, line, started, diagnosis, pipeline.epochs, mesh, resumption.remembered)
-        for note in describe_shards(mesh, prepared.abstract, prepared.abstract.params, compiled.as_text() or ""):
-            line.say(note)
-
-        by_shape = {shape_of(largest): compiled}
-
-        def step(state: "TrainState", batch: "Batch") -> "tuple[TrainState, StepMetrics]":
-            placed = place_batch(mesh, batch)
-            if (shape := shape_of(placed)) not in by_shape:
-                by_shape[shape] = prepared.compile(placed)
-                reporter.pause()
-            return by_shape[shape](state, placed)
-
-        processes.wait_for_all()
-        for number in range(start + 1, training.steps + 1):
-            batch = next(batches)
-            check_batch_ids(batch, net.config.vocab_size)
-            state, metrics = step(state, batch)
-            reporter.step(number, metrics, state, batch)
-            checkpoints.keep(before=number - 1)
-            signal = signals(stop.signal)
-            last = number == training.steps or signal is not None
-            held_out_loss = None
-            if number == training.steps or number % training.evaluate_every == 0:
-                # The time of an evaluation is not that of the step before it.
-                reporter.flush()
-                with line.during("evaluating"):
-                    figures = evaluate.of_state(state)
-                reporter.evaluation(number, figures, pipeline.evaluation[0])
-                held_out_loss = figures["val_loss"]
-            if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
-                reporter.flush()
-                log.sync()
-                resumption.save(state, batches, held_out_loss, reporter.memory)
-            if last:
-                break
-        if number < training.steps:
-            # One step more, whose result is thrown away: the checkpoint of the last one counts only if it is finite
-            # (see `jax_tformer.runs.checkpoints`). The last step of a whole run was evaluated instead.
-            state, metrics = step(state, batch := next(batches))
-            reporter.step(number + 1, metrics, state, batch)
-            reporter.check()
-        checkpoints.keep()
-    log.close()
+    end = session.take_steps(*begun, plan.notes, track=plan.options.track, nans=nans)
+    state, step, signal, speed = end
     run.unlock()
-    if number < training.steps:
-        say(f"stopped at step {number}; the same command continues the run, as train.py --run {run.path} does")
+    if step < plan.experiment.training.steps:
+        say(f"stopped at step {step}; the same command continues the run, as train.py --run {run.path} does")
         return 128 + (signal or 0)
 
     # 7. The results.
-    speaker, params = merge_lora(transformer(net.config.for_other_shapes()), state.params)
-    samples = sample_text(speaker, params, experiment, tokenizer, lambda: pipeline)
+    net, params = merge_lora(transformer(session.net.config.for_other_shapes()), state.params)
+    samples = sample_text(net, params, session.experiment, session.tokenizer, lambda: session.pipeline)
     if is_first():
-        figures = {**reporter.speed, "wall_seconds": resumption.seconds, "parameters": parameters}
-        say(finish(run, number, figures, samples))
+        parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
+        figures = {**speed, "wall_seconds": session.resumption.seconds, "parameters": parameters}
+        say(finish(run, step, figures, samples))
     if export is not None:
         say(ask_first(lambda: export_pretrained(run, export)))
     return 0
@@ -335,7 +196,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     start = before or preset.config
     init = flags.get("--init", "None")
     if before is None and init != "None":
-        from jax_tformer.runs.begin import experiment_from
+        from jax_tformer.runs.session import experiment_from
 
         start = experiment_from(start, init)
     require(
@@ -372,7 +233,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         ]
         require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
     if before is None and experiment.init is not None:
-        from jax_tformer.runs.begin import require_same_architecture
+        from jax_tformer.runs.session import require_same_architecture
 
         require_same_architecture(experiment, start)
     if options.export is not None:

@@ -5,10 +5,10 @@ field, so nothing depends on a framework's default.
 """
 
 import math
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, replace
 from typing import Any, Literal, get_args
 
-from jax_tformer.config.errors import AboveZero, Count, Positive, Rate, check_fields, require, require_field
+from jax_tformer.config.errors import AboveZero, Count, Positive, Rate, checked, require, require_field
 
 Activation = Literal["relu", "relu_squared", "gelu_erf", "gelu_tanh", "silu"]
 AttentionImplementation = Literal["auto", "einsum", "blocks", "cudnn", "pallas"]
@@ -29,7 +29,7 @@ IGNORED = -100
 """The label of positions that the loss ignores."""
 
 
-@dataclass(frozen=True)
+@checked
 class RotaryConfig:
     """What rotary positions (Su et al., 2021) turn, and how their angles are stretched for texts beyond training."""
 
@@ -49,7 +49,6 @@ class RotaryConfig:
     """Base of the wavelengths in layers with the stack's window, which are never scaled; None: as in the others."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         require(
             self.low_frequency_factor < self.high_frequency_factor,
             f"low_frequency_factor is {self.low_frequency_factor} and high_frequency_factor is "
@@ -64,7 +63,7 @@ class RotaryConfig:
             require(value == unset, f"{name} is {value!r}, {because}")
 
 
-@dataclass(frozen=True)
+@checked
 class StackConfig:
     """One stack of layers, encoder or decoder, with the embedding that feeds it."""
 
@@ -141,7 +140,6 @@ class StackConfig:
     """Rows of the token-type (segment) table; 0: no table."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         require(
             self.norm != "rmsnorm" or not self.norm_bias,
             "norm is 'rmsnorm' and norm_bias is True; expected norm_bias False, since RMSNorm has no bias",
@@ -221,7 +219,7 @@ class StackConfig:
         return tuple(self.window if windowed else None for windowed in self.window_layers or (True,))
 
 
-@dataclass(frozen=True)
+@checked
 class DropoutConfig:
     """The dropout rates; all apply only where a dropout key is given."""
 
@@ -242,9 +240,6 @@ class DropoutConfig:
     attention_output: Rate | None = None
     """Instead of the residual rate, of the outputs of attention; None: the residual rate."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
     @property
     def of_attention_output(self) -> float:
         """The rate of the outputs of attention."""
@@ -256,7 +251,7 @@ class DropoutConfig:
         return any(astuple(self))
 
 
-@dataclass(frozen=True)
+@checked
 class ComputeConfig:
     """In which arithmetic and in which order the layers are computed."""
 
@@ -272,11 +267,8 @@ class ComputeConfig:
     unroll: Positive | None = None
     """Layers in one iteration of the scan over layers; None: one, but all in training on GPUs without --mesh.fsdp."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
 
-
-@dataclass(frozen=True)
+@checked
 class LoraConfig:
     """Low-rank adapters (LoRA; Hu et al., 2021): x W + scale * (x A) B, of which only A and B train."""
 
@@ -292,7 +284,6 @@ class LoraConfig:
     """Scale by alpha / sqrt(rank) instead (rsLoRA; Kalajdzievski, 2023)."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         allowed = get_args(LoraTarget)
         require_field(
             isinstance(self.targets, tuple)
@@ -313,7 +304,7 @@ class LoraConfig:
         return target is not None and (target in self.targets or "all" in self.targets)
 
 
-@dataclass(frozen=True)
+@checked
 class TransformerConfig:
     """A transformer: an encoder-decoder if it has both stacks, or encoder-only or decoder-only."""
 
@@ -357,7 +348,6 @@ class TransformerConfig:
     """In which arithmetic and in which order the layers are computed."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         require(
             self.encoder is not None or self.decoder is not None,
             "a transformer has neither encoder nor decoder; expected at least one stack",

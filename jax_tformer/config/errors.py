@@ -3,9 +3,22 @@
 import math
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from functools import cache
 from types import NoneType, UnionType
-from typing import TYPE_CHECKING, Annotated, Any, Literal, NamedTuple, Union, get_args, get_origin, get_type_hints
+from typing import (
+    TYPE_CHECKING,
+    Annotated,
+    Any,
+    Literal,
+    NamedTuple,
+    TypeVar,
+    Union,
+    dataclass_transform,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -51,6 +64,7 @@ Words = Annotated[
         lambda x: isinstance(x, tuple) and all(word and _are_ids(word) for word in x),
     ),
 ]
+C = TypeVar("C")
 _LONGEST = 4000
 WHY = "\0"
 """What an error says, in a message of `explained`."""
@@ -127,6 +141,19 @@ def check_fields(config: Any) -> None:
         value = getattr(config, name)
         expected = " or ".join(bound.told for bound in bounds if bound.told)
         require_field(any(bound.allows(value) for bound in bounds), name, f"is {value!r}; expected {expected}")
+
+
+@dataclass_transform(frozen_default=True)
+def checked(kind: type[C]) -> type[C]:
+    """Makes a frozen dataclass, which has `check_fields` look at its fields before its own `__post_init__` does."""
+    own: Callable[[C], None] = getattr(kind, "__post_init__", lambda self: None)
+
+    def check(self: C) -> None:
+        check_fields(self)
+        own(self)
+
+    setattr(kind, "__post_init__", check)  # noqa: B010 (mypy knows no such method)
+    return dataclass(frozen=True)(kind)
 
 
 @cache

@@ -4,7 +4,6 @@ Frozen dataclasses like those of `config`, checked when they are made.
 """
 
 import re
-from dataclasses import dataclass
 from typing import Literal
 
 from jax_tformer.config import TransformerConfig
@@ -19,7 +18,7 @@ from jax_tformer.config.errors import (
     Share,
     TokenIds,
     Words,
-    check_fields,
+    checked,
     require,
     require_field,
 )
@@ -34,7 +33,7 @@ LengthPenaltyForm = Literal["paper", "power"]
 _DRAW = "give a temperature above 0"
 
 
-@dataclass(frozen=True)
+@checked
 class TokenizerConfig:
     """How text becomes ids. The tokenizer is saved with the run."""
 
@@ -49,7 +48,6 @@ class TokenizerConfig:
     """Commit of the hub repository, 40 hexadecimal digits, because a name's files may change; None with a folder."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         require(
             (self.kind == "bpe") == (self.vocab_size is not None),
             f"tokenizer kind is {self.kind!r} and its vocab_size is {self.vocab_size}; "
@@ -73,7 +71,7 @@ class TokenizerConfig:
         )
 
 
-@dataclass(frozen=True)
+@checked
 class TextData:
     """Plain text, cut into windows of one length, for decoder-only models."""
 
@@ -97,7 +95,6 @@ class TextData:
     """How text becomes ids. The tokenizer is saved with the run."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         _require_path_fits(self.source, self.path)
         require(
             self.packing is None or self.kind == "text", f"packing is {self.packing!r}; expected None: text is masked"
@@ -112,7 +109,7 @@ class TextData:
         )
 
 
-@dataclass(frozen=True)
+@checked
 class MaskedTextData(TextData):
     """Plain text in windows. A BERT-style encoder learns to restore masked tokens."""
 
@@ -121,7 +118,7 @@ class MaskedTextData(TextData):
     """Fraction of tokens to restore: 80% of them become the mask token, 10% a random one, 10% stay."""
 
 
-@dataclass(frozen=True)
+@checked
 class PairData:
     """Pairs of source and target text for encoder-decoder models."""
 
@@ -147,7 +144,6 @@ class PairData:
     """How text becomes ids. The tokenizer is saved with the run."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         _require_path_fits(self.source, self.path)
         require(
             self.tokens_per_batch is None or self.source != "dates",
@@ -166,7 +162,7 @@ def _require_path_fits(source: str, path: str | None) -> None:
     )
 
 
-@dataclass(frozen=True)
+@checked
 class RatesConfig:
     """Factors of the learning rate, by kind of parameter."""
 
@@ -180,7 +176,7 @@ class RatesConfig:
     """Of biases and the scales of norms."""
 
 
-@dataclass(frozen=True)
+@checked
 class OptimizerConfig:
     """An optimizer with clipping by global norm and a warm-up schedule."""
 
@@ -214,7 +210,6 @@ class OptimizerConfig:
     """Largest global gradient norm; None: no clipping."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         require(
             self.schedule != "inverse_sqrt" or self.warmup_steps > 0,
             "warmup_steps is 0; the inverse_sqrt schedule needs at least 1",
@@ -225,7 +220,7 @@ class OptimizerConfig:
         )
 
 
-@dataclass(frozen=True)
+@checked
 class LossConfig:
     """What is added to the cross-entropy that trains; held-out losses have nothing of it."""
 
@@ -235,15 +230,12 @@ class LossConfig:
     """Times the square of the logarithm of the softmax's sum, which keeps logits small; 1e-4 in PaLM (Chowdhery et al.,
     2022, section 5)."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
-
 
 CROSS_ENTROPY = LossConfig()
 """Nothing is added."""
 
 
-@dataclass(frozen=True)
+@checked
 class TrainingConfig:
     """How long to train, and what to do on the way."""
 
@@ -279,7 +271,6 @@ class TrainingConfig:
     """How many of the newest checkpoints to keep, beside the best by held-out loss."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         require(self.steps < 2**31, f"steps is {self.steps}; expected fewer than 2^31")
         require(
             self.batch_size % self.accumulation == 0,
@@ -292,7 +283,7 @@ class TrainingConfig:
         )
 
 
-@dataclass(frozen=True)
+@checked
 class SampleConfig:
     """What is sampled from the model at the end of a run."""
 
@@ -306,11 +297,10 @@ class SampleConfig:
     """Draw from the k most probable tokens; None: from all."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         require(self.max_new_tokens < 2**31, f"max_new_tokens is {self.max_new_tokens}; expected fewer than 2^31")
 
 
-@dataclass(frozen=True)
+@checked
 class DecodingConfig:
     """The settings of `generate`, by Hugging Face's names: greedy search, sampling or beam search.
 
@@ -361,7 +351,6 @@ class DecodingConfig:
     ended at once. never: when none can become better, whatever follows."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         most = self.max_new_tokens
         fewest = self.min_new_tokens
         require_field(most < 2**31, "max_new_tokens", f"is {most}; expected fewer than 2^31")
@@ -402,7 +391,7 @@ class DecodingConfig:
             )
 
 
-@dataclass(frozen=True)
+@checked
 class MeshConfig:
     """How many devices share each kind of work; their product is the number of devices in use."""
 
@@ -415,11 +404,8 @@ class MeshConfig:
     context: Positive = 1
     """Parts of the positions of every row, for rows too long for one device."""
 
-    def __post_init__(self) -> None:
-        check_fields(self)
 
-
-@dataclass(frozen=True)
+@checked
 class DistributedConfig:
     """Where several processes meet to train together. Slurm, Open MPI 4 and TPU pods need none of it."""
 
@@ -433,7 +419,6 @@ class DistributedConfig:
     """Seconds to wait for the others at the start."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         if self.coordinator is None:
             given = [name for name in ("processes", "process") if getattr(self, name) is not None]
             require(not given, f"{' and '.join(given)} given without coordinator; expected HOST:PORT of the first one")
@@ -449,7 +434,7 @@ class DistributedConfig:
         )
 
 
-@dataclass(frozen=True)
+@checked
 class DebugConfig:
     """What helps to find a fault, and takes time."""
 
@@ -457,7 +442,7 @@ class DebugConfig:
     """Compute a step that failed again, one operation after the other, and name the one that made the first NaN."""
 
 
-@dataclass(frozen=True)
+@checked
 class ExperimentConfig:
     """Everything that decides the numbers of a run; saved in the run folder as config.json."""
 

@@ -75,8 +75,11 @@ def sources_of(data: D) -> list[tuple[D, int]]:
         f"least 1/{_ROWS:,} of their sum",
     )
     if isinstance(data, PairData):
-        told = "give a .tsv or .jsonl file of each source, and no --data.target-path or --data.tokens-per-batch"
-        require(data.target_path is None and data.tokens_per_batch is None, f"--data.path is {path!r}; {told}")
+        require(
+            data.target_path is None and data.tokens_per_batch is None,
+            f"--data.path is {path!r}; give a .tsv or .jsonl file of each source, and no --data.target-path or "
+            "--data.tokens-per-batch",
+        )
     return [(replace(data, path=name), share) for name, share in shares.items()]
 
 
@@ -393,8 +396,10 @@ def _read_pairs(data: PairData) -> Iterator[tuple[str, str]]:
         source, target = row
         if source is None or target is None:
             short, longer = (path, others[0]) if source is None else (others[0], path)
-            told = f"{short} has {number - 1:,} lines and {longer} has more"
-            raise InputError(f"{told}; expected as many targets as sources, line by line")
+            raise InputError(
+                f"{short} has {number - 1:,} lines and {longer} has more; expected as many targets as sources, line by "
+                "line"
+            )
         for side, text, file in (("source", source, path), ("target", target, [path, *others][-1])):
             require(text.strip(), f"{file}, line {number:,}: the {side} is empty; expected text; remove the pair")
         yield source.strip(), target.strip()
@@ -531,9 +536,10 @@ def find_ids(path: Path) -> TokenFile:
     if index.exists():
         # Megatron's.
         mark, version, kind, rows, texts = _unpack(_INDEX, *_readable([index]))
-        known = (mark, version) == (b"MMIDIDX\0\0", 1) and kind in _INDEX_TYPES
-        told = f"{index} is no index of Megatron, version 1, of whole numbers, as expected beside a .bin; {_MEND}"
-        require(known, told)
+        require(
+            (mark, version) == (b"MMIDIDX\0\0", 1) and kind in _INDEX_TYPES,
+            f"{index} is no index of Megatron, version 1, of whole numbers, as expected beside a .bin; {_MEND}",
+        )
         written = index.stat().st_size
         least = struct.calcsize(_INDEX) + 12 * rows + 8 * texts
         require(written >= least, f"{index} is damaged: it has {written:,} bytes; expected {least:,}; {_MEND}")
@@ -573,6 +579,8 @@ def read_manifest(folder: Path) -> Json | None:
         )
         return None
     values = read_json(path)
-    intact = isinstance(values, dict) and values.get("checksum") == seal(values)
-    require(intact, f"{path} is damaged: its checksum is another; {_MEND}")
+    require(
+        isinstance(values, dict) and values.get("checksum") == seal(values),
+        f"{path} is damaged: its checksum is another; {_MEND}",
+    )
     return values

@@ -42,7 +42,7 @@ def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) 
     """Makes rows {"tokens": int32[B, T], "labels": int32[B, T]} of text.
 
     For language models the label of a token is the next one, and the text begins with the start token if the tokenizer
-    has one; for `data.packing` see `packed_rows`, and for masked data `masks`. Held-out windows do not overlap.
+    has one; for `data.packing` see `packed_rows`, and for masked data `hiding`. Held-out windows do not overlap.
 
     Raises InputError if either part of the text is too short for one row, or if the tokenizer lacks a token.
     """
@@ -50,7 +50,7 @@ def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) 
         return _equations(data, training, tokenizer)
     masked = isinstance(data, MaskedTextData)
     around = (masked and tokenizer.framing) or Framing()
-    finish = masks(data, tokenizer, around) if isinstance(data, MaskedTextData) else as_read
+    finish = hiding(data, tokenizer, around) if isinstance(data, MaskedTextData) else as_read
     length = data.context_length - around.size
     told = (
         f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window"
@@ -96,17 +96,17 @@ def windows(ids: Ids, length: int, stride: int, labels: bool) -> Items:
     return Items((len(ids) - length - labels) // stride + 1, read)
 
 
-def masks(data: MaskedTextData, tokenizer: Tokenizer, around: Framing) -> Finish:
-    """Makes what masks a fraction of each row of tokens, at least one; labels are those tokens, elsewhere IGNORED.
+def hiding(data: MaskedTextData, tokenizer: Tokenizer, around: Framing) -> Finish:
+    """Makes what hides a fraction of each row of tokens, at least one; labels are those tokens, elsewhere IGNORED.
 
     Of those tokens, 80% become the mask token, 10% become a random one that is not special, and 10% stay (BERT, section
-    3.1). Then the tokens `around` a text of a checkpoint are put around each row. Masks differ in every epoch; those of
-    held-out rows are always the same.
+    3.1). Then the tokens `around` a text of a checkpoint are put around each row. Others are hidden in every
+    epoch; those of held-out rows are always the same.
     """
     mask_id = tokenizer.require("mask", "to mask text with")
     ordinary_ids = tokenizer.ordinary_ids
 
-    def mask(batch: Batch, generator: np.random.Generator, rows: np.ndarray, of: int) -> Batch:
+    def hide(batch: Batch, generator: np.random.Generator, rows: np.ndarray, of: int) -> Batch:
         original = batch["tokens"]
         length = original.shape[1]
         order = generator.random((of, length))[rows]
@@ -122,7 +122,7 @@ def masks(data: MaskedTextData, tokenizer: Tokenizer, around: Framing) -> Finish
             "labels": np.concatenate([before * 0 + IGNORED, labels, after * 0 + IGNORED], axis=1),
         }
 
-    return mask
+    return hide
 
 
 def packed_rows(ids: Ids, length: int, packing: Packing, tokenizer: Tokenizer) -> tuple[Items, int, str]:

@@ -7,7 +7,6 @@ import re
 from array import array
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from functools import cached_property
 from itertools import accumulate, chain, count
 from pathlib import Path
@@ -20,7 +19,7 @@ from tokenizers.normalizers import BertNormalizer
 from tokenizers.pre_tokenizers import ByteLevel
 from tokenizers.processors import TemplateProcessing
 
-from jax_tformer.config.errors import WHY, Count, InputError, TokenIds, check_fields, explained, require
+from jax_tformer.config.errors import WHY, Count, InputError, TokenIds, checked, explained, require
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.files import (
     Json,
@@ -90,7 +89,7 @@ _PIECE_BYTES = 8192
 _PIECES_TOGETHER = 128
 
 
-@dataclass(frozen=True)
+@checked
 class Framing:
     """The special tokens of a checkpoint, which its tokenizer and its generation settings say."""
 
@@ -102,9 +101,6 @@ class Framing:
     """The first token that a decoder reads after an encoder."""
     end_ids: TokenIds = ()
     """Any of these ends an answer."""
-
-    def __post_init__(self) -> None:
-        check_fields(self)
 
     @property
     def size(self) -> int:
@@ -393,8 +389,10 @@ def _table(outline: Json, special: Mapping[str, int]) -> tuple[np.ndarray, str] 
         return None
     characters = {token: id for token, id in model["vocab"].items() if token not in special}
     for token in characters:
-        told = f"the token {token[:40]!r} is not one character; expected a vocabulary of single characters"
-        require(len(token) == 1, told)
+        require(
+            len(token) == 1,
+            f"the token {token[:40]!r} is not one character; expected a vocabulary of single characters",
+        )
     table = np.full(max(map(ord, characters), default=0) + 2, -1, np.int32)
     table[[ord(character) for character in characters]] = list(characters.values())
     return table, "utf-32-le"
@@ -481,8 +479,7 @@ def build_tokenizer(config: TokenizerConfig, texts: Iterable[str], special: Mapp
                 "tokenizer kind is 'huggingface' without a name; give --data.tokenizer.name a folder or a hub name"
             )
         if (folder := user_path(name)).is_dir():
-            told = f"the tokenizer {name!r} is a folder, which has no revision; leave it out"
-            require(config.revision is None, told)
+            require(config.revision is None, f"the tokenizer {name!r} is a folder, which has no revision; leave it out")
             return load_tokenizer(folder)
         # Tokenizer.from_pretrained would not fetch the files that hold the roles.
         return load_tokenizer(hub_folder("tokenizer", name, config.revision, "--data.tokenizer.revision", _HUB_FILES))

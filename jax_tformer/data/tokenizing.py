@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ProcessPoolExecutor
 from concurrent.futures.process import BrokenProcessPool
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
 from functools import cache
 from hashlib import sha256
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_tformer.config.errors import InputError, Positive, Rate, check_fields, require
+from jax_tformer.config.errors import InputError, Positive, Rate, checked, require
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.sources import FORMATS, HEADER_BYTES, MANIFEST, digest, documents, is_empty, seal
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
@@ -33,7 +33,7 @@ _TOGETHER = 2**20
 _SAVED_EVERY = 64
 
 
-@dataclass(frozen=True)
+@checked
 class ShardsConfig:
     """How documents become ids, and which are held out."""
 
@@ -47,7 +47,6 @@ class ShardsConfig:
     """Ids in a file."""
 
     def __post_init__(self) -> None:
-        check_fields(self)
         require(self.shard_size < 2**31, f"shard_size is {self.shard_size}; expected fewer than 2^31")
 
 

@@ -27,8 +27,9 @@ from jax_tformer.decoding.loop import (
 from jax_tformer.decoding.sampling import History, make_rules
 from jax_tformer.decoding.texts import Completion, Ids, Prompt, TextStream, decode_added, framing_of
 from jax_tformer.functional import AnyTransformer, DecoderTransformer, EncoderOnlyTransformer, Params
+from jax_tformer.model.parameters import row_parts
 from jax_tformer.startup import require_memory
-from jax_tformer.training.sharding import mesh_of, row_parts, use_mesh_of
+from jax_tformer.training.sharding import mesh_of, use_mesh_of
 
 STEP = 32
 """Lengths are rounded up to a multiple of this, so that prompts of many lengths need only one compilation."""
@@ -75,27 +76,35 @@ def generate(
     are NaN, and a beam search that finds fewer than num_return_sequences sequences.
     """
     net, params, batch = _prepare(net, params, prompts, decoding, limits, end_id, start_id, context)
-    told = f"context is {context} and num_beams {decoding.num_beams}; expected one of them"
-    require(decoding.num_beams == 1 or context is None, told)
+    if decoding.num_beams > 1:
+        require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
+        return _search(net, params, batch, decoding, seed)
     tokens = np.full((len(prompts), decoding.num_return_sequences, int(batch.limits.max())), batch.end_ids[0], np.int32)
     for rows, part in batch.groups:
-        state = deque(_decode(net, params, part, decoding, seed, at_once=True), maxlen=1).pop()
-        if state.beams is not None:
-            wanted = decoding.num_return_sequences
-            found = state.beams.finished
-            new, lengths, scores = (np.asarray(x)[:, :wanted] for x in found)
-            fewest = int(found.exist.sum(1).min())
-            told = f"the beam search has found {fewest} sequences for a prompt; expected less, or more tokens"
-            require_field(wanted <= fewest, "num_return_sequences", f"is {wanted}, and {told}")
-            columns = np.arange(lengths.max())
-            said = np.where(columns < lengths[..., None], new[..., columns], batch.end_ids[0])
-            return Generated(said, lengths, scores)
-        new = _new_tokens(state)
+        new = _new_tokens(_last(_decode(net, params, part, decoding, seed, at_once=True)))
         tokens[rows, :, : new.shape[1]] = new.reshape(len(rows), -1, new.shape[1])
     ended = np.isin(tokens, batch.end_ids)
     lengths = np.where(ended.any(-1), ended.argmax(-1) + 1, tokens.shape[-1]).astype(np.int32)
     lengths = np.minimum(lengths, batch.limits[:, None])
     return Generated(tokens[..., : int(lengths.max())], lengths, None)
+
+
+def _search(
+    net: DecoderTransformer, params: Params, batch: "PromptBatch", decoding: DecodingConfig, seed: int
+) -> Generated:
+    """Returns the best sequences of a beam search, in which no text slides."""
+    beams = _last(_decode(net, params, batch, decoding, seed, at_once=True)).beams
+    assert beams is not None
+    wanted = decoding.num_return_sequences
+    new, lengths, scores = (np.asarray(x)[:, :wanted] for x in beams.finished)
+    fewest = int(beams.finished.exist.sum(1).min())
+    require_field(
+        wanted <= fewest,
+        "num_return_sequences",
+        f"is {wanted}, and the beam search has found {fewest} sequences for a prompt; expected less, or more tokens",
+    )
+    columns = np.arange(lengths.max())
+    return Generated(np.where(columns < lengths[..., None], new[..., columns], batch.end_ids[0]), lengths, scores)
 
 
 def stream(
@@ -329,6 +338,10 @@ def _decode(
             state = advance(net, rules, params, state, steps)
         filled += steps
         made += steps
+
+
+def _last(states: Iterator[State]) -> State:
+    return deque(states, maxlen=1).pop()
 
 
 def _new_tokens(state: State) -> np.ndarray:

@@ -99,20 +99,24 @@ class PromptReader:
         if self._framing.size:
             told += " with the start token" if self.tokenizer.framing is None else " with its special tokens"
         if (longest := self.checkpoint_length) is not None:
-            mend = f"expected fewer than {longest}, the checkpoint's max_length; give --max-new-tokens"
-            require(tokens < longest, f"{told}; {mend}")
+            require(
+                tokens < longest,
+                f"{told}; expected fewer than {longest}, the checkpoint's max_length; give --max-new-tokens",
+            )
             limit = min(limit, longest - tokens)
         if length is None:
             return limit
         if self.slide:
             require(tokens <= length, f"{told}; expected at most {length}, {self.named}; shorten it")
             return limit
-        new = limit if self.exactly else 1
-        told += f" and --max-new-tokens is {limit}" if self.exactly else ", and one new token follows"
-        mend = "make one of them smaller" if self.exactly else "shorten it"
-        told += f"; expected at most {length} together, {self.named}; {mend}"
-        told += ", or let the model write beyond its context with --slide"
-        require(tokens + new <= length, told)
+        new, asked, mend = 1, ", and one new token follows", "shorten it"
+        if self.exactly:
+            new, asked, mend = limit, f" and --max-new-tokens is {limit}", "make one of them smaller"
+        require(
+            tokens + new <= length,
+            f"{told}{asked}; expected at most {length} together, {self.named}; {mend}, or let the model write beyond "
+            "its context with --slide",
+        )
         return min(limit, length - tokens)
 
 

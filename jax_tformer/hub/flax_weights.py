@@ -43,8 +43,10 @@ def flax_weights(folder: Path) -> Views:
     """
     files = [FLAX]
     if not (folder / FLAX).exists():
-        told = f"{folder} has neither {FLAX} nor {FLAX_INDEX}; expected the weights of a Flax model"
-        require((folder / FLAX_INDEX).exists(), told)
+        require(
+            (folder / FLAX_INDEX).exists(),
+            f"{folder} has neither {FLAX} nor {FLAX_INDEX}; expected the weights of a Flax model",
+        )
         files = sorted(set(read_index(folder, FLAX_INDEX, ".msgpack").values()))
     weights = {}
     for path in (inside(folder, file) for file in files):

@@ -184,8 +184,10 @@ def read_origin(folder: Path) -> Origin:
         if name == GENERATION or any(fnmatch(name, kind) for kind in TOKENIZER_FILES):
             with open(path := inside(folder, name), "rb") as file:
                 kept[name] = file.read(_LARGEST + 1)
-            told = f"{path} has more than {_LARGEST:,} bytes; expected a file of a tokenizer; restore it"
-            require(len(kept[name]) <= _LARGEST, told)
+            require(
+                len(kept[name]) <= _LARGEST,
+                f"{path} has more than {_LARGEST:,} bytes; expected a file of a tokenizer; restore it",
+            )
     return Origin(config, kept)
 
 
@@ -417,8 +419,9 @@ def open_file(folder: Path, name: str) -> dict[str, Stored]:
             start = damaged.read(8)
         # Safetensors begin with the length of a header of less than 4 GB.
         if start.startswith(b"PK\x03\x04") or (start.startswith(b"\x80") and any(start[4:])):
-            problem = "is a pickle by another name, which is not read, because it can run code"
-            raise InputError(f"{path} {problem}; {_CONVERT}") from error
+            raise InputError(
+                f"{path} is a pickle by another name, which is not read, because it can run code; {_CONVERT}"
+            ) from error
         raise InputError(
             f"{path} is truncated or damaged ({reason_of(error)}); restore it, or load it again"
         ) from error

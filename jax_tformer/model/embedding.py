@@ -91,7 +91,7 @@ def angles(
     """
     dtype = accumulator(dtype)
     denominator = jnp.power(jnp.asarray(base, dtype), jnp.arange(0, width, 2, dtype=dtype) / width)
-    if scaling is not None and scaling.scaling != "none":
+    if scaling is not None:
         denominator = scaled(denominator, scaling)
     return positions[:, :, None].astype(dtype) / denominator[None, None, :]
 

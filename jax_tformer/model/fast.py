@@ -81,7 +81,7 @@ def choose_implementation(
         return "cudnn" if fits and _refusal("cudnn", mask, drops) is None else "einsum"
     if platform == "tpu" and dtype != jnp.float64 and not any(length % BLOCK for length in lengths):
         # Several devices can share the kernel only on a mesh that is set, and only if it divides the rows.
-        fits = jax.device_count() == 1 or (has_our_axes() and query[0] % row_parts() == 0)
+        fits = jax.device_count() == 1 or (has_our_axes() and query[0] % row_parts(get_abstract_mesh()) == 0)
         return "pallas" if fits and _refusal("pallas", mask, drops) is None else "einsum"
     return "einsum"
 
@@ -259,7 +259,8 @@ def attend_by_pallas(
     """
     lengths = (query.shape[1], key.shape[1])
     rows = len(query)
-    ways = row_parts()
+    mesh = get_abstract_mesh()
+    ways = row_parts(mesh)
     require(
         not any(length % BLOCK for length in lengths),
         f"attention is 'pallas', for lengths that {BLOCK} divides, and these are {lengths[0]} and {lengths[1]}; "
@@ -302,7 +303,6 @@ def attend_by_pallas(
         )
         return output.transpose(0, 2, 1, 3)
 
-    mesh = get_abstract_mesh()
     if not mesh.empty and mesh.size > 1:
         split = PartitionSpec(("data", "fsdp"))
         divide = not any(x.shape[2] % mesh.shape["tensor"] for x in (query, key))

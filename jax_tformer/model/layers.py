@@ -13,7 +13,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jax_tformer.config import Activation, CapForm, LoraTarget, StackConfig, TransformerConfig
+from jax_tformer.config import Activation, CapForm, LoraTarget, NormKind, StackConfig, TransformerConfig
 from jax_tformer.lora import Adapter
 from jax_tformer.model.parameters import (
     ONES,
@@ -77,6 +77,10 @@ class Linear(nnx.Module):
         return checkpoint_name(y.astype(dtype), PROJECTION).reshape(leading + self.outputs)
 
 
+SUBTRACTS_MEAN: dict[NormKind, bool] = {"layernorm": True, "rmsnorm": False}
+"""Kind of normalisation -> whether it subtracts the mean."""
+
+
 class Norm(nnx.Module):
     """LayerNorm (Ba et al., 2016), scale * (x - mean) / sqrt(var + eps) + bias, or RMSNorm (Zhang & Sennrich, 2019).
 
@@ -98,7 +102,7 @@ class Norm(nnx.Module):
     def __call__(self, x: Float[Array, "B T *D"]) -> Float[Array, "B T *D"]:
         """Normalises over the last axis."""
         high = x.astype(accumulator(x.dtype))
-        if self.kind == "layernorm":
+        if SUBTRACTS_MEAN[self.kind]:
             high = high - high.mean(-1, keepdims=True)
         high = high * jax.lax.rsqrt(jnp.square(high).mean(-1, keepdims=True) + self.eps)
         last = (1,) * (x.ndim - 1) + (-1,)

@@ -121,12 +121,12 @@ def position_ids(tokens: Ids, is_token: Marks, segments: Numbers = None) -> Posi
     return jnp.maximum(so_far - before - 1, 0)
 
 
-def require_mask(name: str, mask: Array | None, shape: Shape) -> None:
-    """Raises InputError unless the mask, if there is one, has the shape of the tokens that it marks."""
-    if mask is not None and jnp.shape(mask) != shape:
+def require_marks(name: str, marks: Array | None, shape: Shape) -> None:
+    """Raises InputError unless the marks, if there are any, have the shape of the tokens that they mark."""
+    if marks is not None and jnp.shape(marks) != shape:
         what = ": True at tokens, False at padding" if name.endswith("mask") else ""
         raise InputError(
-            f"{name} has the shape {list(jnp.shape(mask))}; expected {list(shape)}, that of its tokens{what}"
+            f"{name} has the shape {list(jnp.shape(marks))}; expected {list(shape)}, that of its tokens{what}"
         )
 
 

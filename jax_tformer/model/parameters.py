@@ -11,7 +11,7 @@ not written. Of activations, B is rows, T target or only text, S source.
 
 import math
 import zlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import partial, reduce
 from itertools import pairwise
@@ -20,7 +20,7 @@ from typing import Any, Literal, NamedTuple, TypeVar
 import jax
 import jax.numpy as jnp
 from flax import nnx, traverse_util
-from jax.sharding import PartitionSpec, get_abstract_mesh
+from jax.sharding import AbstractMesh, Mesh, PartitionSpec, get_abstract_mesh
 from jax.typing import DTypeLike
 from jaxtyping import Array, Bool, Float, Int, Key
 
@@ -154,9 +154,9 @@ def context_parts() -> int:
     return get_abstract_mesh().shape.get("context", 1)
 
 
-def row_parts() -> int:
-    """Returns into how many parts the mesh that is set splits the rows of a batch."""
-    shape = get_abstract_mesh().shape
+def row_parts(mesh: Mesh | AbstractMesh | None) -> int:
+    """Returns into how many parts a mesh splits the rows of a batch; one that has other axes, or none, leaves them."""
+    shape = {} if mesh is None else mesh.shape
     return shape.get("data", 1) * shape.get("fsdp", 1)
 
 
@@ -170,7 +170,7 @@ def split_over_mesh(x: Array) -> Array:
 
 def batch_parts(x: Array) -> int:
     """Returns over how many devices `split_over_mesh` splits `[B, T, ...]`."""
-    rows, positions = row_parts(), context_parts()
+    rows, positions = row_parts(get_abstract_mesh()), context_parts()
     splits = has_our_axes() and len(x) % rows == 0 == x.shape[1] % positions
     return rows * positions if splits else 1
 
@@ -203,6 +203,11 @@ class Start:
     size: float
 
 
+STANDARD: dict[str, Callable[..., Array]] = {
+    "normal": jax.random.normal,
+    "uniform": partial(jax.random.uniform, minval=-1, maxval=1),
+}
+"""Kind of start -> what draws it with size 1."""
 ZEROS = Start("constant", 0.0)
 ONES = Start("constant", 1.0)
 
@@ -244,17 +249,11 @@ def draw(key: RandomKey, declared: Mapping[str, Declared]) -> dict[str, Array]:
         seeds = jnp.array([zlib.crc32(path.encode()) for path in paths], jnp.uint32)
         keys = jax.vmap(jax.random.fold_in, (None, 0))(key, seeds)
         # Flat, then reshaped: XLA on CPU takes six times as long to compile a generator of four axes.
-        numbers = jax.vmap(partial(_draw_standard, kind=kind, size=size, dtype=dtype))(keys)
+        numbers = jax.vmap(partial(STANDARD[kind], shape=(size,), dtype=dtype))(keys)
         for row, path in enumerate(paths):
             shape, dtype, start = declared[path]
             drawn[path] = (numbers[row] * jnp.asarray(start.size, dtype)).reshape(shape)
     return drawn
-
-
-def _draw_standard(key: RandomKey, *, kind: str, size: int, dtype: jnp.dtype) -> Array:
-    if kind == "normal":
-        return jax.random.normal(key, (size,), dtype)
-    return jax.random.uniform(key, (size,), dtype, -1, 1)
 
 
 class Dropout(nnx.Module):

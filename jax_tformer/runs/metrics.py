@@ -332,6 +332,8 @@ class Reporter:
     """When the program was started, by perf_counter."""
     diagnosis: Callable[[TrainState, Batch], str]
     """Finds what is not finite in a failed step."""
+    sound: Callable[[int], None]
+    """Is told the number of each step that was finite."""
     epochs: Callable[[int], Row]
     """Says how often the data was read after so many steps."""
     mesh: Mesh
@@ -394,6 +396,7 @@ class Reporter:
             number, metrics, batch = self._pending
             self._require_finite(f"the loss of step {number}", float(metrics.loss), batch)
             self._require_finite(f"the gradient norm of step {number}", float(metrics.gradient_norm), batch)
+            self.sound(number)
 
     def flush(self) -> None:
         """Reports the step that is not yet reported, if any; raises what `check` does."""

@@ -57,7 +57,7 @@ def global_norm(gradients: Params) -> Array:
     return jnp.sqrt(jnp.stack(squares).sum())
 
 
-def decay_mask(params: Params) -> Params:
+def has_decay(params: Params) -> Params:
     """Returns True for the leaves with weight decay: matrices, LoRA's A and B, and tables.
 
     Layers are stacked here, so that a bias has two axes: the name decides, and not, as in `torch_ref`, the axes.
@@ -154,16 +154,16 @@ def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformati
     """Combines clipping, the optimizer that `config` names, and the schedule. Decay is decoupled, but for SGD."""
     rate = learning_rate(config, steps)
     decay = config.weight_decay
-    decays = optax.add_decayed_weights(decay, decay_mask)
+    decays = optax.add_decayed_weights(decay, has_decay)
     falls = optax.scale_by_learning_rate(rate)
     b1 = config.beta1
     b2 = config.beta2
-    adamw = optax.adamw(rate, b1=b1, b2=b2, eps=config.eps, eps_root=0.0, weight_decay=decay, mask=decay_mask)
+    adamw = optax.adamw(rate, b1=b1, b2=b2, eps=config.eps, eps_root=0.0, weight_decay=decay, mask=has_decay)
     match config.name:
         case "adamw":
             chosen = adamw
         case "lion":
-            chosen = optax.lion(rate, b1, b2, weight_decay=decay, mask=decay_mask)
+            chosen = optax.lion(rate, b1, b2, weight_decay=decay, mask=has_decay)
         case "adafactor":
             chosen = optax.chain(scale_by_adafactor(), decays, falls)
         case "sgd":

@@ -23,11 +23,11 @@ from jax_tformer.functional import AnyTransformer, transformer
 from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.model.fast import choose_implementation
 from jax_tformer.model.masks import Mask
-from jax_tformer.model.parameters import flatten
+from jax_tformer.model.parameters import flatten, row_parts
 from jax_tformer.startup import compiler_options, require_memory
 from jax_tformer.terminal import SMALLER_TRAINING
 from jax_tformer.training.processes import least
-from jax_tformer.training.sharding import bytes_per_device, row_parts
+from jax_tformer.training.sharding import bytes_per_device
 from jax_tformer.training.step import TrainState, batch_loss, init_state, state_shardings, train_step
 
 _ROOM = 0.8

@@ -13,14 +13,14 @@ from typing import Any, TypeVar
 
 import jax
 import numpy as np
-from jax.sharding import AbstractMesh, AxisType, Mesh, NamedSharding, PartitionSpec
+from jax.sharding import AxisType, Mesh, NamedSharding, PartitionSpec
 from jaxtyping import PyTree
 
 from jax_tformer.config.errors import require
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.files import shortened
 from jax_tformer.functional import Params
-from jax_tformer.model.parameters import BATCH, Shape, axes_of
+from jax_tformer.model.parameters import BATCH, Shape, axes_of, row_parts
 from jax_tformer.training.processes import require_device_each
 
 T = TypeVar("T")
@@ -105,11 +105,6 @@ def use_mesh_of(tree: PyTree) -> AbstractContextManager[Any]:
     """Returns a context in which programs are compiled for the mesh of `mesh_of`, if there is one."""
     mesh = mesh_of(tree)
     return nullcontext() if mesh is None else jax.set_mesh(mesh)
-
-
-def row_parts(mesh: Mesh | AbstractMesh | None) -> int:
-    """Into how many parts a mesh splits the rows of a batch."""
-    return 1 if mesh is None else mesh.shape["data"] * mesh.shape["fsdp"]
 
 
 def split_rows(tree: T, rows: int) -> T:

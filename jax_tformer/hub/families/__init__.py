@@ -41,8 +41,8 @@ from jax_tformer.hub.names import (
 from jax_tformer.model.parameters import flatten, unflatten
 
 Arrays = dict[str, np.ndarray]
-Settings = Mapping[str, object]
-Fields = dict[str, object]
+Settings = Mapping[str, Any]
+Fields = dict[str, Any]
 """The fields of a config.json, one that is there or one that is being made."""
 
 MATRIX = "(n o) i -> n o i"
@@ -100,7 +100,7 @@ class Setting(NamedTuple):
     theirs: str
     ours: str
     """Their names, in one text."""
-    values: Mapping[str, object] | Mapping[bool, object] | None = None
+    values: Mapping[Any, object] | None = None
     """Their value -> ours, if the names differ; of several with one meaning, the first is written."""
     default: Callable[[Settings], object] | None = None
     """Computes the value of an absent field from our fields read so far, by name; None: the template's value."""
@@ -248,9 +248,11 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
         if given is not None:
             if setting.values is not None:
                 known = [ours for theirs, ours in setting.values.items() if theirs == given]
-                allowed = ", ".join(map(repr, setting.values))
-                told = f"{setting.theirs} is {given!r} in the Hugging Face config; expected one of {allowed}"
-                require(known, told)
+                require(
+                    known,
+                    f"{setting.theirs} is {given!r} in the Hugging Face config; expected one of "
+                    f"{', '.join(map(repr, setting.values))}",
+                )
                 given = known[0]
             flat |= dict.fromkeys(setting.paths, given)
         elif setting.nullable and setting.theirs in config:

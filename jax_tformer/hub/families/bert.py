@@ -54,7 +54,7 @@ def name_labels(written: Settings) -> Fields:
     A rate of the classifier that is the hidden one's is null, as by default.
     """
     named = dict(written)
-    labels = {f"LABEL_{number}": number for number in range(int(str(named.pop("classes") or 0)))}
+    labels = {f"LABEL_{number}": number for number in range(named.pop("classes") or 0)}
     if "classifier_dropout" in named and named["classifier_dropout"] == named["hidden_dropout_prob"]:
         named["classifier_dropout"] = None
     return {**named, "id2label": {str(number): name for name, number in labels.items()}, "label2id": labels}

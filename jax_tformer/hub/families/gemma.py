@@ -116,10 +116,9 @@ def _window(config: Settings) -> object:
 def _nest2(written: Settings) -> Fields:
     scale: Any = written["query_pre_attn_scalar"]
     widths = {"head_width": written["head_dim"], "model_width": written["hidden_size"], "none": 1}
-    number: Any = widths.get(scale, scale)
     nested = layer_types.nest(rope.nest(written))
     # Their field is a whole number: a scale that is none is refused, because it is not what is read back.
-    return {**nested, "sliding_window": written["window"], "query_pre_attn_scalar": int(number)}
+    return {**nested, "sliding_window": written["window"], "query_pre_attn_scalar": int(widths.get(scale, scale))}
 
 
 def _nest3(written: Settings) -> Fields:

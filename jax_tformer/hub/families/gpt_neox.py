@@ -89,7 +89,7 @@ def _nest(written: Settings) -> Fields:
     nested = rope.nest(written)
     width = _head_width(written)
     turned = nested.pop("rotary_width")
-    part = 1.0 if turned is None else int(str(turned)) / width
+    part = 1.0 if turned is None else turned / width
     return {**nested, "rope_parameters": {**rope.nested_rope(written), "partial_rotary_factor": part}}
 
 

@@ -53,7 +53,7 @@ def flags_of(written: Settings) -> list[bool]:
     """Returns which layers have the window, by what `flatten` has made."""
     window = written["window"]
     pattern = written["window_layers"]
-    layers = int(str(written["num_hidden_layers"]))
+    layers = written["num_hidden_layers"]
     pattern = pattern if isinstance(pattern, tuple | list) else (window is not None,)
     return [bool(pattern[layer % len(pattern)]) for layer in range(layers)]
 

@@ -27,8 +27,8 @@ def count_positions(config: Settings) -> Fields:
 def nest_positions(written: Settings) -> Fields:
     """Inverts `count_positions`."""
     nested = dict(written)
-    offset = int(str(nested.pop("position_offset")))
-    positions = int(str(nested.pop("max_positions") or 0))
+    offset = nested.pop("position_offset")
+    positions = nested.pop("max_positions") or 0
     # Without an offset there is no padding token; the default is read back, and refused.
     return {**nested, "pad_token_id": offset - 1 if offset else None, "max_position_embeddings": positions + offset}
 

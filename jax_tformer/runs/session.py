@@ -1,23 +1,23 @@
-"""How a run begins with a Hugging Face folder, and how it goes on as if it had not stopped: its state, its place in the
-data and its clock.
+"""A session of a run: how it begins, perhaps with a Hugging Face folder, or goes on as if it had not stopped, with its
+state, its place in the data and its clock; and the loop over its steps.
 
 A run keeps the folder's settings and tokenizer in RUN/origin, and does not need the folder again once it has saved a
 checkpoint.
 
 A checkpoint counts once the next step was finite. A state of finite numbers may still be broken, so that every run from
-it fails at its next step: `Resumption.save` only begins a checkpoint, `Checkpoints.keep` keeps it, and what is not kept
-by the end of a session is removed. The loop of `jax_tformer.cli.train` calls both: `Reporter.step` would have ended it
-at the first number that is not finite. How arrays are written, verified and deleted stands in
-`jax_tformer.runs.checkpoints`.
+it fails at its next step. So `Resumption.save` only begins a checkpoint. `Reporter` (`jax_tformer.runs.metrics`) calls
+`Checkpoints.keep` with each step whose numbers are finite, and what is not kept by the end of a session is removed. How
+arrays are written, verified and deleted stands in `jax_tformer.runs.checkpoints`.
 """
 
 import json
 import math
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future
 from dataclasses import asdict, dataclass, field, replace
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
@@ -28,18 +28,38 @@ from jax_tformer.config import StackConfig
 from jax_tformer.config.errors import WHY, explained, require
 from jax_tformer.config.experiment import ExperimentConfig, PairData, TokenizerConfig, trains_on
 from jax_tformer.data.order import Batch
-from jax_tformer.data.pipeline import build_tokenizer_for
+from jax_tformer.data.pipeline import Pipeline, build_pipeline, build_tokenizer_for, check_batch_ids
 from jax_tformer.data.tokenizers import Tokenizer, check_vocabulary, load_tokenizer
-from jax_tformer.files import Changes, Json, changed_fields, combined_hash, shortened, user_path
-from jax_tformer.functional import Params
+from jax_tformer.files import Changes, Json, changed_fields, combined_hash, shortened, user_path, value_in
+from jax_tformer.functional import Params, transformer
 from jax_tformer.hub.families import config_from_huggingface
 from jax_tformer.hub.folder import defaults_of, open_tensors, read_origin
-from jax_tformer.lora import join_adapters, split_adapters
+from jax_tformer.hub.pretrained import load_pretrained
+from jax_tformer.lora import join_adapters, split_adapters, trained
 from jax_tformer.runs.checkpoints import HELD_OUT_LOSS, Checkpoints
+from jax_tformer.runs.evaluation import Evaluator, find_not_finite
 from jax_tformer.runs.folder import RunFolder
-from jax_tformer.terminal import __version__
-from jax_tformer.training.processes import ask_first, require_same
-from jax_tformer.training.step import TrainState
+from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter, Row
+from jax_tformer.startup import keep_freed_memory, set_up_jax
+from jax_tformer.terminal import Interruption, __version__, say
+from jax_tformer.training.optimizer import optimizer
+from jax_tformer.training.prepare import (
+    compile_beside,
+    describe_compute,
+    fit_to_devices,
+    prepare,
+    require_room_for_batches,
+)
+from jax_tformer.training.processes import Signals, ask_first, first_then_others, require_same, together, wait_for_all
+from jax_tformer.training.sharding import (
+    abstract_batch,
+    describe_shards,
+    local_rows,
+    make_mesh,
+    place_batch,
+    shape_of,
+)
+from jax_tformer.training.step import StepMetrics, TrainState
 
 _LEARNING_RATE = 5e-5
 """What `transformers` fine-tunes with by default; the experiments' own rates are for new weights."""
@@ -76,6 +96,187 @@ _FALLING = (
     "the fall of the learning rate now ends there: from here on the schedule is another one, and the steps so far "
     "are not those of a run of this length"
 )
+
+
+class Session:
+    """A session of a run. Making this object refuses what does not fit, before anything is written."""
+
+    def __init__(
+        self, run: RunFolder, experiment: ExperimentConfig, before: ExperimentConfig | None, started: float
+    ) -> None:
+        """Takes the experiment of the run, and of the run to continue, and when the program was started."""
+        self.run = run
+        self.before = before
+        self.started = started
+        training = experiment.training
+        with together():
+            set_up_jax(experiment.model)
+            require_room_for_batches(experiment.data, training)
+            self.checkpoints = Checkpoints(run.checkpoints, training.keep_checkpoints, run.saved)
+
+            # 2. The mesh: one device is the mesh 1 x 1 x 1 x 1.
+            self.mesh = mesh = make_mesh(experiment.mesh, training.batch_size // training.accumulation)
+        before = before if ask_first(self.checkpoints.saved_before) else None
+        self.continues = before is not None
+
+        # 3. The data, of which each process makes the rows that its devices hold. A continued run keeps its tokenizer.
+        def build_data() -> tuple[Tokenizer, Pipeline]:
+            tokenizer = new_tokenizer(experiment) if before is None else run.read_tokenizer(experiment.model.vocab_size)
+            rows = local_rows(mesh, training.batch_size)
+            return tokenizer, build_pipeline(experiment.data, training, tokenizer, rows)
+
+        self.tokenizer, self.pipeline = first_then_others(build_data)
+        model = experiment.model.with_vocab_size(self.tokenizer.vocab_size)
+        self.experiment = replace(experiment, model=model)
+        fingerprint = self.pipeline.fingerprint
+        require_same_run(self.experiment, self.tokenizer, fingerprint, continues=self.continues)
+        self.changes, self.notes = permitted_changes(before, self.experiment)
+        self.batches = self.pipeline.train_iterator()
+        self.largest = abstract_batch(mesh, self.pipeline.evaluation[0])
+
+        # 4. The model, its optimizer and their step.
+        self.net = transformer(fit_to_devices(model, self.largest, mesh, training.accumulation))
+        with together():
+            tx = optimizer(experiment.optimizer, training.steps)
+            self.prepared = prepare(self.net, tx, mesh, training, self.largest)
+            self.given = None
+            if before is None and experiment.init is not None:
+                _, self.given, _ = load_pretrained(experiment.init, dtype=model.compute.parameter_dtype, mesh=mesh)
+        self.resumption = Resumption(run, self.checkpoints, fingerprint, self.experiment, started)
+
+    def begin(self, *, name: str | None, resume: bool) -> tuple[TrainState, Future[jax.stages.Compiled]] | None:
+        """Returns the state of the newest checkpoint, or of step 0, and the step, which compiles meanwhile.
+
+        Returns None if the run is complete. `name` is that of the experiment; without `resume`, an old run is moved.
+        """
+        # 5. The run: from its newest checkpoint, or from step 0.
+        run = self.run
+        prepared = self.prepared
+        steps = self.experiment.training.steps
+        state = self.resumption.restore(prepared.abstract, self.batches) if self.continues else None
+        if self.before is not None and state is None:
+            self.notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
+        if moved := ask_first(lambda: run.take(resume, self.before)):
+            say(f"the run that was in {run.path} is now in {moved}")
+        if state is not None and int(state.step) == steps == ask_first(lambda: value_in(run.summary, "steps")):
+            run.unlock()
+            return None
+        compiling = compile_beside(prepared.step)
+        if state is None:
+            ask_first(lambda: run.create(self.experiment, self.tokenizer))
+            with together():
+                run.require_begun()
+            state = prepared.first_state(self.given)
+            save_frozen(run, state)
+        told = {"step": int(state.step), "devices": self.devices, "changed": self.changes}
+        ask_first(lambda: run.record_session(self.experiment, name=name, **told))
+        return state, compiling
+
+    def take_steps(
+        self,
+        state: TrainState,
+        compiling: Future[jax.stages.Compiled],
+        notes: Sequence[str],
+        *,
+        track: str | None,
+        nans: bool,
+    ) -> tuple[TrainState, int, int | None, Row]:
+        """Trains from `state` to the last step, or to a signal; evaluates and saves on the way, and says the `notes`.
+
+        Metrics go to the project `track` of trackio, too. `nans`: says which operation of a failed step made a NaN.
+
+        Returns the last state, how many updates the run has, the signal, and `Reporter.speed`.
+        """
+        mesh = self.mesh
+        net = self.net
+        resumption = self.resumption
+        pipeline = self.pipeline
+        training = self.experiment.training
+        number = start = int(state.step)
+        signal = None
+
+        # 6. The loop: dispatch a step, then report the previous one.
+        evaluate = Evaluator(net, self.experiment.data, pipeline, self.tokenizer, mesh)
+        diagnosis = partial(find_not_finite, net, mesh, self.tokenizer, training, operation=nans)
+        log = MetricsLog(self.run, start, track, self.experiment)
+        signals = Signals(mesh)
+        with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, self.checkpoints:
+            said = *notes, *self.notes, *pipeline.notes, *resumption.notes, *log.notes
+            for told in (*self.introduction(state), *said):
+                line.say(told)
+            with line.during("compiling"):
+                compiled = compiling.result()
+            keep_freed_memory(compiled)
+            sound = self.checkpoints.keep
+            past = resumption.remembered
+            reporter = Reporter(self.experiment, log, line, self.started, diagnosis, sound, pipeline.epochs, mesh, past)
+            abstract = self.prepared.abstract
+            for told in describe_shards(mesh, abstract, abstract.params, compiled.as_text() or ""):
+                line.say(told)
+            step = self.of_each_shape(compiled, reporter.pause)
+            wait_for_all()
+            for number in range(start + 1, training.steps + 1):
+                batch = next(self.batches)
+                check_batch_ids(batch, net.config.vocab_size)
+                state, metrics = step(state, batch)
+                reporter.step(number, metrics, state, batch)
+                signal = signals(stop.signal)
+                last = number == training.steps or signal is not None
+                held_out_loss = None
+                if number == training.steps or number % training.evaluate_every == 0:
+                    # The time of an evaluation is not that of the step before it.
+                    reporter.flush()
+                    with line.during("evaluating"):
+                        figures = evaluate.of_state(state)
+                    reporter.evaluation(number, figures, pipeline.evaluation[0])
+                    held_out_loss = figures["val_loss"]
+                if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
+                    reporter.flush()
+                    log.sync()
+                    resumption.save(state, self.batches, held_out_loss, reporter.memory)
+                if last:
+                    break
+            if number < training.steps:
+                # One step more, whose result is thrown away: the checkpoint of the last one counts only if it is finite
+                # (see `jax_tformer.runs.checkpoints`). The last step of a whole run was evaluated instead.
+                state, metrics = step(state, batch := next(self.batches))
+                reporter.step(number + 1, metrics, state, batch)
+                reporter.check()
+            self.checkpoints.keep()
+        log.close()
+        return state, number, signal, reporter.speed
+
+    def of_each_shape(
+        self, compiled: jax.stages.Compiled, pause: Callable[[], None]
+    ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
+        """Returns the step, which is compiled for another shape of batches where it first comes, in a `pause`."""
+        by_shape = {shape_of(self.largest): compiled}
+
+        def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+            placed = place_batch(self.mesh, batch)
+            if (shape := shape_of(placed)) not in by_shape:
+                by_shape[shape] = self.prepared.compile(placed)
+                pause()
+            return by_shape[shape](state, placed)
+
+        return step
+
+    def introduction(self, state: TrainState) -> Iterator[str]:
+        """Says what is trained, how and from where, a line each."""
+        config = self.net.config
+        parameters, adapters = (
+            sum(leaf.size for leaf in jax.tree.leaves(params)) for params in (state.params, trained(state.params))
+        )
+        steps = f"steps {int(state.step)} to {self.experiment.training.steps}"
+        yield f"{self.run.path}: {parameters:,} parameters, {steps}, {self.devices}"
+        if config.lora is not None:
+            yield f"{adapters:,} of them train: adapters of rank {config.lora.rank} (LoRA)"
+        yield f"computed with {describe_compute(config, self.mesh, self.largest['labels'].shape[1])}"
+
+    @property
+    def devices(self) -> str:
+        """How many devices of which kind."""
+        return f"{self.mesh.size} {self.mesh.devices.flat[0].device_kind} device(s)"
 
 
 def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
@@ -282,12 +483,11 @@ class Resumption:
         held_out_loss: float | None = None,
         remembered: Sequence[float] = (0,) * 6,
     ) -> None:
-        """Begins to save in the background a state whose own step was finite; it may be donated at once.
+        """Begins to save in the background a state whose own step the reporter has found finite; it may be donated.
 
         `held_out_loss` is that of this state, if known; `remembered` is `Reporter.memory`.
         """
         step = int(state.step)
-        self.checkpoints.keep(before=step)
         extra = self._unchanging | {
             "batches": batches.get_state(),
             "seconds": self.seconds,

@@ -200,10 +200,13 @@ class _Parting:
                 sites = self.sides[0].site(mended[0]), self.sides[1].site(mended[1])
                 sure = not first.constants and sites[0].line == places[0].line
                 places = sites if len(self.starts[0]) == 1 else places
-        if stage == "backward" and not what and all("add" in side.row.operation for side in (first, second)):
+        adds = ["add" in side.row.operation for side in (first, second) if stage == "backward" and not what]
+        # What is added to a gradient that agrees comes from elsewhere.
+        sure = sure and not any(adds)
+        if adds and all(adds):
             # Both add gradients that agree, but not the same ones: they part where one that both have is handed on.
             handed = ((_handing(first.values, i), _handing(second.values, j)) for i, j in shared(first, second))
-            sure, places = False, next(((here, there) for here, there in handed if here and there), places)
+            places = next(((here, there) for here, there in handed if here and there), places)
         sure = sure and not self.grown and (bool(what) or not hidden)
         agreed = _agreeing(self.first, self.second)
         return Difference(stage, *places, agreed, what, sure, sure and checked, **self.about)
@@ -398,25 +401,15 @@ def stopped_alone(values: Values, other: Values) -> tuple[int, int] | None:
     handed = {row.forward for n, row in enumerate(other.rows) if row.features is not None and n not in other.equal}
     both = {j for _, j in _stopped(other)}
     for k, i in _stopped(values):
-        equal = values.equal.get(_unscaled(values, i), [])
+        equal = values.equal.get(values.unscaled(i), [])
         added = list(equal)
         for j in added:
-            # A sum hands on what it is handed: nothing is computed for it.
-            added += other.rows[j].inputs if "add" in other.rows[j].operation or other.copies(j) else ()
+            # A sum hands on what it is handed, and nothing is computed for it; what others read as well has more.
+            hands_on = "add" in other.rows[j].operation or other.copies(j)
+            added += [m for m in other.rows[j].inputs if hands_on and len(other.used(m)) == 1]
         if both.isdisjoint(equal) and not handed.isdisjoint(added):
             return k, equal[0]
     return None
-
-
-def _unscaled(values: Values, number: int) -> int:
-    """A value before it is multiplied by constants, as each side may do elsewhere, back to one that has an equal."""
-    while number not in values.equal:
-        row = values.rows[number]
-        before = [i for i in row.inputs if values.rows[i].data]
-        if len(before) != 1 or not (values.copies(number) or re.fullmatch(r"(aten\.)?(mul|div)", row.operation)):
-            break
-        [number] = before
-    return number
 
 
 def _hands_back(values: Values, forward: Collection[int], shape: tuple[int, ...]) -> bool:

@@ -64,6 +64,13 @@ def _added(values: Values, row: Value) -> list[float]:
 
 def _mask(ours: Start, theirs: Start) -> str | None:
     """Who sees whom: places that one side masks and the other does not."""
+    for i, j in shared(ours, theirs):
+        here, there = ours.values.array(i), theirs.values.array(j)
+        moved = None if here is None or there is None else in_our_layout(here, there)
+        # A mask and zeros have one fingerprint.
+        for one, other, array, its in ((ours, theirs, here, moved), (theirs, ours, moved, here)):
+            if array is not None and its is not None and (hidden := _masked(array)).any() and not its[hidden].any():
+                return f"{one.values.side} reads a mask here where {other.values.side} reads zeros"
     if not any(_masks(side, [*side.behind, *side.near[:4]]) for side in (ours, theirs)):
         return None
     # A side that masks everything goes on as if it masked nothing: what it was made of tells.

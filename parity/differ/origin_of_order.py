@@ -22,7 +22,8 @@ _TRIED = 24
 """Orders of axes, at most."""
 _FEW = 4
 """Orders of axes of each of several arrays."""
-_MOVERS = {"concatenate", "gather", "rev", "sort", "tile"}
+_MOVED = {"gather", "rev", "sort"}
+_MOVERS = {"concatenate", "tile", *_MOVED}
 """Operations, beside copies, that give numbers another order."""
 
 
@@ -41,7 +42,10 @@ def origin_of_order(first: Start, second: Start) -> Origin:
     ours, theirs = first.values, second.values
     checked = moved = False
     for i in first.agreed:
-        for j in [j for j in ours.equal.get(i, ()) if j in second.agreed][:1]:
+        common = [j for j in ours.equal.get(i, ()) if j in second.agreed][:1]
+        # Of what theirs does not read there, the numbers are known, and not whether they were moved rightly.
+        moved |= not common and ours.rows[i].data and ours.rows[i].operation in _MOVED
+        for j in common:
             state = _order(ours, theirs, i, j)
             checked |= state == "same"
             # Numbers that repeat themselves, and lie in no layout that both have.
@@ -72,8 +76,11 @@ def lost_order(first: Start, second: Start) -> Origin | None:
     for shows in (experiments.goes_on, experiments.reached):
         for i, j in pairs:
             here, there = ours.array(i), theirs.array(j)
-            candidates = [] if here is None or there is None else layouts(here, there)
-            if any(shows(i, array) is not None for array in candidates[:_TRIED]):
+            candidates = [] if here is None or there is None else layouts(here, there)[:_TRIED]
+            # What is the same but for a mask is in one order.
+            if here is None or any(_close(here, array) for array in candidates):
+                continue
+            if any(shows(i, array) is not None for array in candidates):
                 moved = _first_move(ours, theirs, i)
                 # What computes moves nothing: theirs has sorted what it reads.
                 moves = ours.copies(moved) or ours.rows[moved].operation in _MOVERS
@@ -146,12 +153,15 @@ def _first_move(ours: Values, theirs: Values, number: int) -> int:
 
 
 def _is_in_order(ours: Values, theirs: Values, number: int) -> bool:
-    """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes."""
+    """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes, or in another
+    shape."""
     here = ours.array(number)
     if here is None:
         return True
-    arrays = (theirs.array(j) for j in ours.equal[number])
-    return any(_close(here, moved) for array in arrays if array is not None for moved in with_axes_as(here, array))
+    arrays = [array for j in ours.equal[number] if (array := theirs.array(j)) is not None]
+    moved = [array.reshape(here.shape) for array in arrays if array.size == here.size]
+    moved += [each for array in arrays for each in with_axes_as(here, array)]
+    return any(_close(here, array) for array in moved)
 
 
 def _order(ours: Values, theirs: Values, i: int, j: int) -> str:

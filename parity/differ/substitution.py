@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parity.differ.alignment import REACH, Start, sizes_around, splits
+from parity.differ.alignment import REACH, Start, made_of, sizes_around, splits
 from parity.differ.answer import called
 from parity.differ.element_order import distance, layouts, with_axes_as, without_copies
 from parity.differ.fingerprints import BAR, Index, fingerprint
@@ -56,6 +56,7 @@ class Experiments:
     def __init__(self, values: Values, other: Values, steps: int = _STEPS) -> None:
         """At most so many values are computed anew in one experiment."""
         self.values, self.other, self._steps = values, other, steps
+        self._parts: dict[int, bool] = {}
 
     @cached_property
     def _returned(self) -> dict[int, int]:
@@ -88,17 +89,21 @@ class Experiments:
         known = [j for _, j in run if j is not None]
         if not known:
             return None
-        apart = [j for _, j in run][::-1].index(known[-1])
+        lines = [None if j is None else (self.other.rows[j].place[:2], self.other.rows[j].operation) for _, j in run]
+        agreeing = {line: lines.index(line) for line in lines if line}
+        # A line that agrees again, where the program comes to it again, says no more than the first time.
+        apart = len(run) - 1 - max(agreeing.values())
         returned = not self._returned.keys().isdisjoint(known)
         # What ran to its end, and returns something else still, parts again however short it was.
         ended = not alone and not {i for i, _ in run}.isdisjoint(self._returned.values())
-        agreeing = {(row.place[:2], row.operation) for row in (self.other.rows[j] for j in known)}
         agreement = Agreement(returned, len(agreeing), known[0])
         # What a norm does before it scales, another norm of the same value does too.
         scales = apart and any(map(self.values.is_weight, self.values.rows[run[-apart][0]].inputs))
         weighted = any(map(self.other.is_weight, (i for j in known for i in self.other.rows[j].inputs)))
         enough = agreement.agreeing >= _ENOUGH and (weighted or not scales)
-        return agreement if returned or enough or (apart <= _APART and not ended) else None
+        # What agrees for the first time long after may do so by chance.
+        near = apart <= _APART and min(agreeing.values()) <= 2 * _APART
+        return agreement if returned or enough or (near and not ended) else None
 
     def agrees_at_once(self, number: int, array: np.ndarray, twins: Mapping[int, int]) -> bool:
         """Whether one of the first values that follow is one that the other side computes and this one does not."""
@@ -204,12 +209,43 @@ class Experiments:
         return sorted(seen - {number})
 
     def _met(self, number: int, array: np.ndarray) -> int | None:
-        # Whole numbers agree by chance, as those of the experts that are chosen.
-        features, _ = fingerprint(array, depends_on_data=True) if array.dtype.kind == "f" else (None, 0.0)
+        # Whole numbers agree by chance, as those of the experts that are chosen, and how many tokens each of them has.
+        chance = array.dtype.kind != "f" or (_has_whole_numbers(array) and number not in self._returned.values())
+        features = None if chance else fingerprint(array, depends_on_data=True)[0]
         equal = [] if features is None else self._missing.equals(features)
         if number in self._returned.values():
             return next((j for j in equal if self._returned.get(j) == number), None)
-        return next((j for j in equal if j not in self._returned and number not in self.values.equal), None)
+        if number in self.values.equal:
+            return None
+        return next((j for j in equal if j not in self._returned and not self._in_parts(j)), None)
+
+    def _in_parts(self, number: int) -> bool:
+        """Whether this side computes a value of the other one after all, part by part."""
+        if number not in self._parts:
+            array = self.other.arrays.get(number)
+            self._parts[number] = array is not None and bool(made_of(array, self._all))
+        return self._parts[number]
+
+    @cached_property
+    def _all(self) -> Index:
+        return self.values.index()
+
+    def does_later(self, left_out: Sequence[int], number: int, after: int) -> bool:
+        """Whether the other side does, behind one of its values, what this side does to a value in those that are
+        `left_out`: it reads a weight that they read, or at once what the first of them reads beside the value."""
+        read = {i for k in left_out for i in self.values.rows[k].inputs if self.values.parameter(i)}
+        weights = self.values.equals(read)
+        operands = self.values.equals({*self.values.rows[left_out[0]].inputs} - {number})
+        if any(not operands.isdisjoint(self.other.rows[k].inputs) for k in self.other.used(after)):
+            return True
+        seen = {after}
+        for k in range(after + 1, min(after + REACH, len(self.other.rows))):
+            inputs = self.other.rows[k].inputs
+            if not seen.isdisjoint(inputs):
+                if not weights.isdisjoint(inputs):
+                    return True
+                seen.add(k)
+        return False
 
 
 def _has_whole_numbers(array: np.ndarray) -> bool:
@@ -335,11 +371,21 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
             zero = values.rows[i].data and values.rows[i].largest == 0
             if zero and not experiments.agrees_at_once(k, given, again):
                 continue
-            if (agreement := experiments.goes_on(k, given, twins=again)) is not None:
+            agreement = experiments.goes_on(k, given, twins=again)
+            if agreement is not None and not experiments.does_later(_between(values, i, k), i, agreement.first):
                 one = i in row.inputs
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
                 yield _Shown(said, k if one else start.number, i, agreement)
+
+
+def _between(values: Values, number: int, last: int) -> list[int]:
+    """The values that a value is made of, itself included, back to another one and to what agrees."""
+    found = [last]
+    for k in found:
+        before = (i for i in values.rows[k].inputs if number < i and (i not in values.equal or k == last))
+        found += [i for i in before if i not in found]
+    return found
 
 
 def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:

@@ -324,6 +324,16 @@ class Values:
             number = self.rows[number].inputs[-1]
         return number
 
+    def unscaled(self, number: int) -> int:
+        """A value before it is multiplied by constants, as each side does elsewhere, back to one that has an equal."""
+        while number not in self.equal:
+            row = self.rows[number]
+            before = [i for i in row.inputs if self.rows[i].data]
+            if len(before) != 1 or not (self.copies(number) or re.fullmatch(r"(aten\.)?(mul|div)", row.operation)):
+                break
+            [number] = before
+        return number
+
     def leaf(self, number: int) -> int | None:
         """The parameter or input of which a value is a copy: a transpose, a slice, a reshaped one, one times 1."""
         while (row := self.rows[number]).kind == "operation":

@@ -157,11 +157,17 @@ def is_code(ours: Values, path: str, their: str, held_by: Held) -> bool:
 
 
 def _first_product(start: Start) -> int | None:
+    """The first product behind a start of two values that both have an equal, but for factors that are constants."""
     values = start.values
+
     for i in start.near:
         row = values.rows[i]
         data = [k for k in row.inputs if values.rows[k].data]
-        if _PRODUCT.search(row.operation) and len(data) == 2 and all(values.leaf(k) is None for k in data):
+        if (
+            _PRODUCT.search(row.operation)
+            and len(data) == 2
+            and all(values.leaf(k) is None and values.unscaled(k) in values.equal for k in data)
+        ):
             return i
     return None
 

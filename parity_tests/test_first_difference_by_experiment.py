@@ -56,9 +56,13 @@ def ours(between, p, x):
     return jnp.tanh(h @ p["down"].T) + x
 
 
-def normalise(p, h):
+def standard(h, root=lambda variance: jnp.sqrt(variance + 1e-5)):
     centred = h - h.mean(-1, keepdims=True)
-    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+    return centred / root(jnp.square(centred).mean(-1, keepdims=True))
+
+
+def normalise(p, h, *root):
+    return standard(h, *root) * p["scale"] + p["bias"]
 
 
 def same(_, x, h):
@@ -233,12 +237,7 @@ def test_what_one_side_does_alone_is_said(mine, their, said):
 
 def test_what_agrees_for_one_step_alone_shows_nothing():
     """Without its root ours has the variance with eps, as theirs has it before the root; then they part again."""
-
-    def outside(p, x, h):
-        centred = h - h.mean(-1, keepdims=True)
-        return centred / (jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True)) + 1e-5) * p["scale"] + p["bias"]
-
-    found = asked(outside, normed_there)
+    found = asked(lambda p, x, h: normalise(p, h, lambda variance: jnp.sqrt(variance) + 1e-5), normed_there)
     assert found
     assert "without it" not in (found.kind or "")
 
@@ -489,11 +488,6 @@ def rounded_there(m, x, h):
     return torch.round(4 * (h + 1e-6 * torch.tanh(m.up(h))))
 
 
-def other_norm(p, h):
-    centred = h - h.mean(-1, keepdims=True)
-    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * p["positions"][0]
-
-
 def norm_of_another_value_there(m, x, h):
     """The norm behind it begins as one of what it should read does."""
     branch = torch.tanh(m.up(h))
@@ -505,7 +499,7 @@ def norm_of_another_value_there(m, x, h):
 def two_norms(p, x, h):
     h = h + jnp.tanh(h @ p["up"].T)
     h = h + jnp.tanh(normalise(p, h) @ p["down"].T)
-    return jnp.tanh(other_norm(p, h)) @ p["up"].T
+    return jnp.tanh(standard(h) * p["positions"][0]) @ p["up"].T
 
 
 def test_what_agrees_by_chance_shows_nothing():

@@ -86,14 +86,10 @@ def two_branches(m, x, h):
     return h
 
 
-def table(first, second):
-    """Of angles, in two halves that are read apart."""
-    angles = np.arange(6)[:, None] / 10.0 ** np.arange(3)
-    return np.concatenate([first(angles), second(angles)], -1)
-
-
-def turned(p, x, h, first=np.sin):
-    rows = jnp.asarray(table(first, np.cos))[jnp.arange(6)]
+def turned(p, x, h):
+    """By a table in two halves that are read apart, of which the first should hold sines."""
+    cosines = np.cos(np.arange(6)[:, None] / 10.0 ** np.arange(3))
+    rows = jnp.asarray(np.concatenate([cosines, cosines], -1))[jnp.arange(6)]
     sines, cosines = jnp.split(rows, 2, axis=-1)
     return jnp.concatenate([h[:, :3] * sines, h[:, 3:] * cosines], -1)
 
@@ -130,8 +126,7 @@ def layers(maximum, norm, weight, h):
 
 
 def masked(p, x, h):
-    labels = jnp.asarray(LABELS)
-    mask = labels > 0
+    mask = jnp.asarray(LABELS) > 0
     return jnp.tanh(h * mask)
 
 
@@ -177,7 +172,7 @@ CASES = {
         "theirs computes `lambda m, x, h: m.down(torch.tanh(m.up(m.norm(h)))),` here, ours goes on as without it",
     ),
     "a table of cosines for sines": (
-        partial(turned, first=np.cos),
+        turned,
         turned_there,
         "[jnp.arange(6)]` where theirs reads `sines = angles.sin()`",
     ),
@@ -209,7 +204,7 @@ CASES = {
     "another comparison of whole numbers": (
         masked,
         lambda m, x, h: torch.tanh(h * (torch.tensor(LABELS) != -1)),
-        "ours reads `mask = labels > 0` where theirs reads",
+        "ours reads `mask = jnp.asarray(LABELS) > 0` where theirs reads",
     ),
     "the other sign": (
         lambda p, x, h: jnp.exp(x - h) * h,
@@ -454,21 +449,12 @@ def test_a_part_that_is_masked_is_not_taken_for_one_that_is_not():
     assert asked(attend, attend_there).kind == "only theirs masks here, ours does not"
 
 
-class Tokens(nn.Module):
-    """Tables of tokens, and of places that are counted where the mask is."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.tokens, self.places = nn.Embedding(8, 6), nn.Embedding(8, 6)
-
-    def forward(self, ids, mask):
-        places = mask.cumsum(1) * mask
-        return torch.tanh(self.tokens(ids) + self.places(places))
-
-
 def test_inputs_that_are_exchanged_are_named_where_they_are_read():
-    """And not where the program reads one of them first: that line is right."""
+    """And not where the program reads one of them first: places are counted where the mask is, and that is right."""
+
+    def placed(m, ids, mask):
+        places = mask.cumsum(1) * mask
+        return torch.tanh(m.tokens(ids) + m.places(places))
 
     def exchanged(p, ids, mask):
         places = mask.cumsum(1) * mask
@@ -476,12 +462,13 @@ def test_inputs_that_are_exchanged_are_named_where_they_are_read():
 
     ids = np.random.default_rng(0).integers(0, 8, (3, 6))
     mask = np.tril(np.ones((3, 6), int), 3)
+    theirs = Module(placed, **dict.fromkeys(("tokens", "places"), lambda: nn.Embedding(8, 6)))
     weights = {"tokens": "tokens.weight", "places": "places.weight"}
-    found = first_difference(exchanged, Tokens(), weights, {"ids": ids, "mask": mask})
+    found = first_difference(exchanged, theirs, weights, {"ids": ids, "mask": mask})
     assert found.sure
     assert found.kind == "ours reads input mask where theirs reads input ids"
     assert 'p["tokens"]' in found.ours.source
-    assert "self.tokens(ids)" in found.theirs.source or found.theirs.module == "tokens"
+    assert "m.tokens(ids)" in found.theirs.source or found.theirs.module == "tokens"
 
 
 def rounded_there(m, x, h):

@@ -20,6 +20,7 @@ from parity.__main__ import main
 from parity.capsule import followed
 from parity_tests import test_first_difference
 from parity_tests.capsule_pair import INPUTS, WEIGHTS, Theirs, module, ours, parameters, wrong
+from parity_tests.errors import parity_error
 
 ROOT = Path(__file__).parents[1]
 HERE = "parity_tests.capsule_pair"
@@ -70,7 +71,7 @@ def test_a_release_is_held_against_an_older_one(capsules):
     judge(capsules / "jax", ours, params=parameters(), own_weights=True)
     judge(capsules / "torch", module(), own_weights=True)
     judge(capsules / "jax", later, {f"{name}s": name for name in parameters()})
-    with pytest.raises(ParityError, match=r"^release: gate 1 activations: .* \(kept\)$") as caught:
+    with parity_error(r"^release: gate 1 activations: .* \(kept\)$") as caught:
         judge(capsules / "jax", wrong, name="release", explain=False)
     assert [figure.passed for figure in caught.value.figures] == [True, False]
 
@@ -118,7 +119,7 @@ RENAMED = {"shifts" if name == "shift" else name: row for name, row in WEIGHTS.i
     ],
 )
 def test_what_is_wrong_is_said(capsules, capsule, side, weights, options, said):
-    with pytest.raises(ParityError, match=said):
+    with parity_error(said):
         judge(capsules / capsule, side, weights, **options)
 
 
@@ -144,7 +145,7 @@ def test_frozen_weights_and_gradients_that_are_zero(tmp_path):
     judge(tmp_path / "known", softened)
     for trained in (True, False):
         judge(tmp_path / "known", Softened(trained), {name: name for name in params})
-    with pytest.raises(ParityError, match="the gradient of scale is said to be zero"):
+    with parity_error("the gradient of scale is said to be zero"):
         record(tmp_path / "mistaken", softened, [x], params=params, zero_gradients=["scale"])
     assert [path.name for path in tmp_path.iterdir()] == ["known"], "nothing is left behind"
 

@@ -10,8 +10,9 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from parity import ParityError, judge, record
+from parity import judge, record
 from parity_tests.capsule_pair import INPUTS, ours, parameters, wrong
+from parity_tests.errors import parity_error
 
 
 @pytest.fixture(scope="module")
@@ -145,7 +146,7 @@ def test_what_is_damaged_is_refused_in_a_line(recorded, tmp_path, damage):
     copy = shutil.copytree(recorded, tmp_path / "capsule")
     do, said = DAMAGES[damage]
     do(copy)
-    with pytest.raises(ParityError, match=said) as caught:
+    with parity_error(said) as caught:
         judge(copy, ours)
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 400
@@ -189,7 +190,7 @@ def test_damaged_values_hide_no_red_gate(recorded, tmp_path, do, said):
     """An older capsule has none."""
     copy = shutil.copytree(recorded, tmp_path / "capsule")
     do(copy)
-    with pytest.raises(ParityError, match="gate 1 activations") as caught:
+    with parity_error("gate 1 activations") as caught:
         judge(copy, wrong)
     [note] = caught.value.__notes__
     assert re.search(said, note)

@@ -13,6 +13,7 @@ from parity import Difference, ParityError
 from parity import check_parity as check_and_explain
 from parity.gates.bridge import Bridge
 from parity.gates.check import OwnPair
+from parity_tests.errors import parity_error
 from parity_tests.small_modules import Module, linear_rows, numbers
 
 check_parity = partial(check_and_explain, explain=False)
@@ -109,7 +110,7 @@ def detached(params, x):
     ],
 )
 def test_what_differs_is_shown_from_both_sides(function, message, module):
-    with pytest.raises(ParityError, match=message):
+    with parity_error(message):
         check_parity(function, module, WEIGHTS, [X], name="mine")
 
 
@@ -126,7 +127,7 @@ def test_an_output_called_loss_is_the_pairs_own():
         logits = linear(params, x)
         return {"logits": logits, "loss": jnp.square(logits).mean() * 1.25}
 
-    with pytest.raises(ParityError, match=r"gate 1 activations: 2.50e-01 >  1e-12 \(loss\)$"):
+    with parity_error(r"gate 1 activations: 2.50e-01 >  1e-12 \(loss\)$"):
         check_parity(wrong, WithLoss(4, 6), LINEAR, [X], gates=["1"])
 
 
@@ -191,7 +192,7 @@ def test_buffers_dropout_frozen_parameters_whole_numbers_and_a_gradient_of_zero(
     assert all(figure.passed for figure in check_parity(attention, module, ROWS, [X], zero_gradients=["key.bias"]))
     assert module.training
     for gate in "25":
-        with pytest.raises(ParityError, match=f"gate {gate}") as raised:
+        with parity_error(f"gate {gate}") as raised:
             check_and_explain(attention, module, ROWS, [X], gates=["1", gate])
         assert "the gradients of key.bias; name them in zero_gradients" in str(raised.value.difference)
 
@@ -203,7 +204,7 @@ def test_a_red_gate_5_is_explained_with_the_weights_of_its_steps(module):
         return linear(params, x) * (1 + jax.nn.relu(jnp.abs(params["bias"][0]) - 0.01))
 
     nn.init.zeros_(module.up.bias)
-    with pytest.raises(ParityError, match="gate 5") as raised:
+    with parity_error("gate 5") as raised:
         check_and_explain(late, module.up, LINEAR, [X], gates=["1", "2", "5"])
     assert "they part on the way forward" in str(raised.value.difference)
 
@@ -238,6 +239,6 @@ def test_a_search_that_breaks_hides_no_red_gate(module, monkeypatch):
         raise RuntimeError("two\nlines")
 
     monkeypatch.setattr("parity.gates.check.first_difference", broken)
-    with pytest.raises(ParityError, match=r"gate 1 activations: 1.00e-09") as error:
+    with parity_error(r"gate 1 activations: 1.00e-09") as error:
         check_and_explain(off, module, WEIGHTS, [X], gates=["1"])
     assert error.value.__notes__ == ["where they part was not found (RuntimeError: two lines)"]

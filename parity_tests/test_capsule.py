@@ -19,8 +19,9 @@ from parity import ParityError, Weight, check_parity, first_difference, judge, r
 from parity.__main__ import main
 from parity.capsule import followed
 from parity_tests import test_first_difference
-from parity_tests.capsule_pair import INPUTS, WEIGHTS, Theirs, module, ours, parameters, wrong
+from parity_tests.capsule_pair import INPUTS, WEIGHTS, module, ours, parameters, wrong
 from parity_tests.errors import parity_error
+from parity_tests.small_modules import Module, numbers
 
 ROOT = Path(__file__).parents[1]
 HERE = "parity_tests.capsule_pair"
@@ -42,9 +43,10 @@ def test_a_recorded_module_judges_as_the_module_itself(capsules):
 
     def figures(judged):
         try:
-            return {figure.gate: figure.worst for figure in judged(weights=WEIGHTS, gates=gates)}
+            found = judged(weights=WEIGHTS, gates=gates)
         except ParityError as error:
-            return {figure.gate: figure.worst for figure in error.figures}
+            found = error.figures
+        return {figure.gate: figure.worst for figure in found}
 
     together = figures(partial(check_parity, ours, module(), inputs=INPUTS))
     apart = figures(partial(judge, capsules / "torch", ours))
@@ -123,16 +125,6 @@ def test_what_is_wrong_is_said(capsules, capsule, side, weights, options, said):
         judge(capsules / capsule, side, weights, **options)
 
 
-class Softened(nn.Module):
-    def __init__(self, trained=True):
-        super().__init__()
-        self.scale, self.bias, self.gain = (nn.Parameter(torch.ones(())) for _ in range(3))
-        self.scale.requires_grad_(trained)
-
-    def forward(self, x):
-        return torch.softmax(self.scale * x + self.bias, -1) * self.gain
-
-
 def test_frozen_weights_and_gradients_that_are_zero(tmp_path):
     """A bias in front of a softmax has a gradient of rounding errors, which zero_gradients names."""
 
@@ -140,23 +132,26 @@ def test_frozen_weights_and_gradients_that_are_zero(tmp_path):
         return jax.nn.softmax(x * params["scale"] + params["bias"], axis=-1) * params["gain"]
 
     params = {"scale": np.float32(2.0), "bias": np.float32(0.5), "gain": np.float32(3.0)}
-    x = np.random.default_rng(0).standard_normal((3, 4))
+    theirs = Module(
+        lambda self, x: torch.softmax(self.scale * x + self.bias, -1) * self.gain,
+        **dict.fromkeys(params, lambda: nn.Parameter(torch.ones(()))),
+    )
+    x = numbers(3, 4)
     record(tmp_path / "known", softened, [x], params=params, zero_gradients=["bias"])
     judge(tmp_path / "known", softened)
     for trained in (True, False):
-        judge(tmp_path / "known", Softened(trained), {name: name for name in params})
+        theirs.scale.requires_grad_(trained)
+        judge(tmp_path / "known", theirs, {name: name for name in params})
     with parity_error("the gradient of scale is said to be zero"):
         record(tmp_path / "mistaken", softened, [x], params=params, zero_gradients=["scale"])
     assert [path.name for path in tmp_path.iterdir()] == ["known"], "nothing is left behind"
 
 
-class Careless(Theirs):
+def careless():
     """With a fault in one line."""
-
-    def forward(self, x, keep):
-        for layer in self.layers:
-            x = torch.tanh(layer(x) * 1.001 if layer is self.layers[1] else layer(x))
-        return {"kept": self.norm(x) * keep[:, None], "sign": x > 0}
+    made = module()
+    made.layers[1].register_forward_hook(lambda layer, given, found: found * 1.001)
+    return made
 
 
 def cast(params, x, keep):
@@ -174,7 +169,7 @@ def cast(params, x, keep):
             r"JAX .*jnp\.sqrt[\s\S]*PyTorch .*self\.norm\(x\)[\s\S]*1e-06 in ours, 1e-05 in theirs",
         ),
         ("jax", wrong, None, r"this side .*jnp\.sqrt[\s\S]*the capsule .*jnp\.sqrt[\s\S]*1e-06 in ours"),
-        ("jax", Careless(), WEIGHTS, r"JAX .*jnp\.tanh\(x[\s\S]*PyTorch .*1\.001 if"),
+        ("jax", careless(), WEIGHTS, r"JAX .*jnp\.tanh\(x[\s\S]*PyTorch .*found \* 1\.001\)"),
         ("torch", cast, WEIGHTS, r"PyTorch: the same \(differs as it is: gate 1 activations: .* \(kept\)\)$"),
     ],
 )
@@ -259,23 +254,12 @@ def test_rows_in_another_order_are_named_whichever_side_was_recorded(recorded, t
         h = h[::-1]
         return jnp.sin(jnp.cumsum(h, 0))
 
-    class Straight(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.up = nn.Linear(6, 6)
-
-        def forward(self, x):
-            return torch.sin(torch.cumsum(torch.tanh(self.up(x)), 0))
-
-    theirs, x = Straight(), np.random.default_rng(0).standard_normal((7, 6)).astype(np.float32)
+    theirs = Module(lambda self, x: torch.sin(torch.cumsum(torch.tanh(self.up(x)), 0)), up=lambda: nn.Linear(6, 6))
     params = {"kernel": theirs.up.weight.detach().numpy().T.copy(), "bias": theirs.up.bias.detach().numpy()}
-    given = {"params": params} if recorded == "JAX" else {}
-    capsule = record(tmp_path / "capsule", turned if recorded == "JAX" else theirs, [x], gates=["1"], **given)
+    kept, judged, given = (turned, theirs, params) if recorded == "JAX" else (theirs, turned, None)
+    capsule = record(tmp_path / "capsule", kept, [np.float32(numbers(7, 6))], params=given, gates=["1"])
     with pytest.raises(ParityError) as error:
-        judge(
-            capsule, theirs if recorded == "JAX" else turned, {"kernel": ("up.weight", "o i -> i o"), "bias": "up.bias"}
-        )
+        judge(capsule, judged, {"kernel": ("up.weight", "o i -> i o"), "bias": "up.bias"})
     assert "h = h[::-1]" in str(error.value.difference)
     assert "the same numbers in another order: along axis 0 places 0 to 6 " in str(error.value.difference)
 

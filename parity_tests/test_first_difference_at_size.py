@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from parity import first_difference
 from parity.differ import jax_values, traced_sides, values
 from parity_tests.localisation import located
 from parity_tests.other_pairs.faults import FAULTS
+from parity_tests.small_modules import Module, numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 LAYERS, WIDTH, HEADS, GROUPS, LENGTH, VOCABULARY = 3, 32, 4, 2, 24, 96
@@ -142,25 +144,21 @@ def test_a_table_that_float32_rounded_is_no_difference(numpy, scale, large):
 def test_a_table_of_two_numbers_may_be_rounded_too():
     """A class weight of a tenth, which PyTorch keeps in float32."""
 
-    class Weighted(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(4, 5)
-            self.register_buffer("weight", torch.tensor([1.0] * 4 + [0.1]))
-
-        def forward(self, x):
-            return torch.log_softmax(self.linear(x), -1) * self.weight
-
-    def weighted(tenth, p, x):
-        return jax.nn.log_softmax(x @ p["kernel"].T + p["bias"]) * jnp.ones(5).at[4].set(tenth)
-
-    given = (
-        Weighted(),
-        {"kernel": "linear.weight", "bias": "linear.bias"},
-        [np.random.default_rng(0).normal(size=(3, 4))],
+    theirs = Module(
+        lambda self, x: torch.log_softmax(self.linear(x), -1) * self.weight,
+        linear=lambda: nn.Linear(4, 5),
+        weight=lambda: nn.Buffer(torch.tensor([1.0] * 4 + [0.1])),
     )
-    assert not first_difference(lambda p, x: weighted(0.1, p, x), *given)
-    assert first_difference(lambda p, x: weighted(0.1001, p, x), *given)
+
+    def found(tenth):
+        def weighted(p, x):
+            return jax.nn.log_softmax(x @ p["kernel"].T + p["bias"]) * jnp.ones(5).at[4].set(tenth)
+
+        weights = {"kernel": "linear.weight", "bias": "linear.bias"}
+        return first_difference(weighted, theirs, weights, [numbers(3, 4)])
+
+    assert not found(0.1)
+    assert found(0.1001)
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.2])

@@ -50,6 +50,14 @@ class Between(nn.Module):
         return torch.tanh(self.down(h)) + x
 
 
+UP = {"up": "up.weight"}
+
+
+def of_up(forward):
+    """A module of one product."""
+    return Module(forward, up=lambda: nn.Linear(6, 6, bias=False))
+
+
 def ours(between, p, x):
     h = x @ p["up"].T
     h = between(p, x, h)
@@ -275,16 +283,15 @@ def test_a_formula_in_another_arrangement_is_not_taken_for_the_fault_behind_it()
 def test_what_the_other_side_computes_elsewhere_is_no_place():
     """Ours returns a row that theirs returns as well, and has no use for another one."""
 
-    class Rows(Between):
-        def forward(self, x):
-            h = self.up(x)
-            return {"first": h[0], "rest": h[1]}
+    def rows_there(self, x):
+        h = self.up(x)
+        return {"first": h[0], "rest": h[1]}
 
     def rows(p, x):
         h = x @ p["up"].T
         return {"first": h[0], "rest": h[0]}
 
-    found = first_difference(rows, Rows(same), WEIGHTS, {"x": NUMBERS}, backward=False)
+    found = first_difference(rows, of_up(rows_there), UP, [NUMBERS], backward=False)
     assert found.ours.source == 'return {"first": h[0], "rest": h[0]}'
 
 
@@ -346,8 +353,7 @@ def test_a_batch_too_short_for_angles_is_said(length, told):
     def rotated(self, x):
         return self.up(x) * torch.cos(torch.arange(len(x))[:, None] / 100.0 ** (torch.arange(6) / 6))
 
-    theirs = Module(rotated, up=lambda: nn.Linear(6, 6, bias=False))
-    found = first_difference(ours, theirs, {"up": "up.weight"}, [numbers(length, 6)])
+    found = first_difference(ours, of_up(rotated), UP, [numbers(length, 6)])
     assert not found
     assert ("positions: 12, and angles part further on: give 500 or more" in str(found)) == told
 
@@ -630,9 +636,8 @@ def test_a_table_that_is_right_elsewhere_is_named_where_the_wrong_one_is_read():
         messages = jnp.tanh(x[start] @ p["up"].T - x[end])
         return jax.ops.segment_sum(messages, start, 6)
 
-    theirs = Module(summed, up=lambda: nn.Linear(6, 6, bias=False))
     edges = np.array([[0, 1, 2, 3, 4, 5, 0], [1, 2, 4, 4, 5, 0, 3]])
-    found = first_difference(summed_wrongly, theirs, {"up": "up.weight"}, [NUMBERS, edges])
+    found = first_difference(summed_wrongly, of_up(summed), UP, [NUMBERS, edges])
     assert found.ours.source == "return jax.ops.segment_sum(messages, start, 6)"
     assert found.theirs.source == "return torch.zeros_like(x).index_add(0, end, messages)"
     assert found.sure
@@ -650,10 +655,9 @@ def test_a_loss_that_is_one_operation_masks_inside():
         log_p = torch.log_softmax(m.up(x), -1)
         return {"loss": F.ctc_loss(log_p[:2, None], labels[None], [2], [2], reduction="sum")}
 
-    theirs = Module(aligned_there, up=lambda: nn.Linear(6, 6, bias=False))
-    given = {"up": "up.weight"}, [NUMBERS, np.array([1, 3])]
-    assert not first_difference(partial(aligned, 1.0), theirs, *given, backward=False)
-    found = first_difference(partial(aligned, 2.0), theirs, *given)
+    given = of_up(aligned_there), UP, [NUMBERS, np.array([1, 3])]
+    assert not first_difference(partial(aligned, 1.0), *given, backward=False)
+    found = first_difference(partial(aligned, 2.0), *given)
     assert found
     assert "masks here" not in (found.kind or "")
 

@@ -114,21 +114,15 @@ def test_what_differs_is_shown_from_both_sides(function, message, module):
         check_parity(function, module, WEIGHTS, [X], name="mine")
 
 
-class WithLoss(nn.Linear):
-    def forward(self, x):
-        logits = super().forward(x)
-        return {"logits": logits, "loss": logits.square().mean()}
-
-
 def test_an_output_called_loss_is_the_pairs_own():
     """The projection of all outputs used to take its place."""
 
-    def wrong(params, x):
-        logits = linear(params, x)
-        return {"logits": logits, "loss": jnp.square(logits).mean() * 1.25}
+    def with_loss(logits, factor=1.0):
+        return {"logits": logits, "loss": (logits * logits).mean() * factor}
 
+    theirs = Module(lambda self, x: with_loss(self.up(x)), up=lambda: nn.Linear(4, 6))
     with parity_error(r"gate 1 activations: 2.50e-01 >  1e-12 \(loss\)$"):
-        check_parity(wrong, WithLoss(4, 6), LINEAR, [X], gates=["1"])
+        check_parity(lambda p, x: with_loss(linear(p["up"], x), 1.25), theirs, linear_rows("up"), [X], gates=["1"])
 
 
 def test_an_optimizer_that_strays_names_the_users_parameters(module):
@@ -161,19 +155,10 @@ def test_arguments_that_do_not_fit_are_refused(given, error, message, module):
         check_parity(**{"ours": ours, "theirs": module, "weights": WEIGHTS, "inputs": [X]} | given)
 
 
-class Attention(nn.Module):
-    """With what small transformers have: a key bias without a gradient, a buffer, dropout, a frozen scale."""
-
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.dropout = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5)
-        self.frozen = nn.Parameter(torch.full((1,), 2.0), requires_grad=False)
-        self.register_buffer("mask", torch.ones(5, 5, dtype=torch.bool).tril())
-
-    def forward(self, x):
-        scores = (self.query(x) @ self.key(x).T * self.frozen).masked_fill(~self.mask, -torch.inf)
-        weights = scores.softmax(-1)
-        return {"output": self.dropout(weights @ x), "best": weights.argmax(-1)}
+def their_attention(self, x):
+    scores = (self.query(x) @ self.key(x).T * self.frozen).masked_fill(~self.mask, -torch.inf)
+    weights = scores.softmax(-1)
+    return {"output": self.dropout(weights @ x), "best": weights.argmax(-1)}
 
 
 def attention(params, x):
@@ -187,8 +172,14 @@ ROWS = linear_rows("query", "key") | {"frozen": "frozen"}
 
 
 def test_buffers_dropout_frozen_parameters_whole_numbers_and_a_gradient_of_zero():
-    torch.manual_seed(0)
-    module = Attention()
+    """What small transformers have; the gradient is that of the bias of keys."""
+    module = Module(
+        their_attention,
+        **dict.fromkeys(("query", "key"), lambda: nn.Linear(4, 4)),
+        dropout=lambda: nn.Dropout(0.5),
+        frozen=lambda: nn.Parameter(torch.full((1,), 2.0), requires_grad=False),
+        mask=lambda: nn.Buffer(torch.ones(5, 5, dtype=torch.bool).tril()),
+    )
     assert all(figure.passed for figure in check_parity(attention, module, ROWS, [X], zero_gradients=["key.bias"]))
     assert module.training
     for gate in "25":

@@ -440,7 +440,6 @@ GROUPED = [
     for groups in (2, 3)
 ]
 BY_FIRST_LOSS = random_faults.NARROW_TABLES._replace(name="init: tables at 0.02, by the first loss")
-CHOICES = zip(SETTINGS, library_faults.CHOICES, strict=False)
 TABLE = {
     "reference": [
         (judge_two_stacks, [*faults.MODEL, *(Fault(name, nullcontext) for name in faults.WEIGHTS)]),

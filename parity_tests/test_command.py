@@ -112,22 +112,22 @@ def test_find_prints_json(folder, capsys):
 
 @pytest.mark.parametrize(
     ("command", "said"),
-    [
-        (FIND.replace("map.json", "bad.json"), "bad.json: JSONDecodeError: Expecting value"),
-        (FIND.replace("map.json", "none.json"), "none.json: FileNotFoundError"),
-        (FIND.replace("batch.npz", "objects.npz"), "objects.npz: ValueError: Object arrays cannot be loaded"),
-        (FIND.replace("batch.npz", "map.json"), "'map.json' names nothing; expected MODULE:NAME or FILE.py:NAME"),
-        (FIND.replace("Block", "Black"), "theirs.py:Black: LookupError: theirs.py has no Black"),
-        (FIND.replace("theirs.py:Block", "ours.py:Broken"), "ours.py:Broken: SystemExit: no module here"),
-        (FIND.replace("theirs.py:Block", "ours.py:block"), "theirs is a function; expected a torch.nn.Module"),
-        ("match params.npz theirs.py:Block --inputs batch.npz", "inputs without ours"),
-        ("match params.npz theirs.py:Block --out map.json", "cannot write map.json; expected a new file"),
-        ("match params.npz theirs.py:Block --out none/map.json", "cannot write none/map.json; expected a new file"),
-        (f"{FIND} --bar nan", "bar is nan; expected a number above 0"),
-        (f"{FIND} --bar -1", "bar is -1.0; expected a number above 0"),
-        (FIND.replace("ours.py:block", "ours.py:whole"), "ours returned no floating-point array; expected one"),
-        (FIND.replace("batch.npz", "empty.npz"), "ours returned an empty output; there is nothing to compare"),
-    ],
+    {
+        FIND.replace("map.json", "bad.json"): "bad.json: JSONDecodeError: Expecting value",
+        FIND.replace("map.json", "none.json"): "none.json: FileNotFoundError",
+        FIND.replace("batch.npz", "objects.npz"): "objects.npz: ValueError: Object arrays cannot be loaded",
+        FIND.replace("batch.npz", "map.json"): "'map.json' names nothing; expected MODULE:NAME or FILE.py:NAME",
+        FIND.replace("Block", "Black"): "theirs.py:Black: LookupError: theirs.py has no Black",
+        FIND.replace("theirs.py:Block", "ours.py:Broken"): "ours.py:Broken: SystemExit: no module here",
+        FIND.replace("theirs.py:Block", "ours.py:block"): "theirs is a function; expected a torch.nn.Module",
+        "match params.npz theirs.py:Block --inputs batch.npz": "inputs without ours",
+        "match params.npz theirs.py:Block --out map.json": "cannot write map.json; expected a new file",
+        "match params.npz theirs.py:Block --out none/map.json": "cannot write none/map.json; expected a new file",
+        f"{FIND} --bar nan": "bar is nan; expected a number above 0",
+        f"{FIND} --bar -1": "bar is -1.0; expected a number above 0",
+        FIND.replace("ours.py:block", "ours.py:whole"): "ours returned no floating-point array; expected one",
+        FIND.replace("batch.npz", "empty.npz"): "ours returned an empty output; there is nothing to compare",
+    }.items(),
 )
 def test_what_cannot_be_compared_is_one_line(folder, capsys, command, said):
     assert main(command.split()) == 2

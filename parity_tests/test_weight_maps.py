@@ -61,15 +61,15 @@ def test_stacked_layers_of_a_fused_matrix_there_and_back(dtype):
 
 @pytest.mark.parametrize(
     ("axes", "sizes"),
-    [
-        ("a (b c) d -> (d b) c a", {"c": 2}),
-        ("(a e) b d -> e b (a d)", {"e": 2}),
-        ("a ... -> ... a", {}),
-        ("... d -> d ...", {}),
-        ("(a b) ... (c d) -> d (b ...) a c", {"a": 2, "c": 5}),
-        ("a b c -> (a b c)", {}),
-        ("a b c -> a 1 b c", {}),
-    ],
+    {
+        "a (b c) d -> (d b) c a": {"c": 2},
+        "(a e) b d -> e b (a d)": {"e": 2},
+        "a ... -> ... a": {},
+        "... d -> d ...": {},
+        "(a b) ... (c d) -> d (b ...) a c": {"a": 2, "c": 5},
+        "a b c -> (a b c)": {},
+        "a b c -> a 1 b c": {},
+    }.items(),
 )
 def test_every_pattern_of_einops_can_be_undone(axes, sizes):
     tensors = {"x": np.random.default_rng(0).standard_normal((4, 6, 5))}

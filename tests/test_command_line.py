@@ -103,22 +103,19 @@ def test_what_is_exported_is_the_model(run, call):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("RUN", "error: PATH is missing: A new or empty folder"),
-        ("nowhere model", "nowhere"),
-        ("RUN full", "full is there already; expected a new or empty folder"),
-        ("RUN full/file", "full/file is there already; expected a new or empty folder"),
-        ("RUN full/file/model", "full/file"),
-        ("RUN /proc/x", "cannot write to /proc ("),
-        (
-            "RUN model --checkpoint last",
-            "--checkpoint is 'last'; expected newest, best, average, last-N, or the",
-        ),
-        ("RUN model --checkpoint 7", "7"),
-        ("RUN model --dtype float16", "--dtype is 'float16' without --huggingface; expected both, or neither"),
-        ("RUN model --huggingface --adapters", "there are --huggingface and --adapters; expected one of them"),
-        ("RUN model --adapters", "has no adapters; leave --adapters out"),
-    ],
+    {
+        "RUN": "error: PATH is missing: A new or empty folder",
+        "nowhere model": "nowhere",
+        "RUN full": "full is there already; expected a new or empty folder",
+        "RUN full/file": "full/file is there already; expected a new or empty folder",
+        "RUN full/file/model": "full/file",
+        "RUN /proc/x": "cannot write to /proc (",
+        "RUN model --checkpoint last": "--checkpoint is 'last'; expected newest, best, average, last-N, or the",
+        "RUN model --checkpoint 7": "7",
+        "RUN model --dtype float16": "--dtype is 'float16' without --huggingface; expected both, or neither",
+        "RUN model --huggingface --adapters": "there are --huggingface and --adapters; expected one of them",
+        "RUN model --adapters": "has no adapters; leave --adapters out",
+    }.items(),
 )
 def test_an_export_that_cannot_be(arguments, message, run, refuse):
     Path("full").mkdir()

@@ -136,21 +136,21 @@ def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
 
 @pytest.mark.parametrize(
     ("arguments", "message"),
-    [
-        ("text --init nowhere", "there is no folder nowhere; expected that of a Hugging Face model"),
-        ("text --init .", "has no config.json"),
-        ("text --init gpt2 --model.d-model 32", "model.d_model is 32 and there 16"),
-        ("text --init gpt2 --data.tokenizer.name other", "leave --data.tokenizer out"),
-        ("text --init gpt2 --data.context-length 65", "context_length is 65"),
-        ("pairs --init gpt2", "holds a GPT2LMHeadModel, which trains on text; expected a model for pairs"),
-        ("masked --init gpt2", "name the experiment text"),
-        ("text --init gpt2 --run run", "holds a run that began with "),
-        ("--run gpt2", "train.py --init trains it"),
-        ("text --init gpt2 --export gpt2", "gpt2 is there already; expected a new or empty folder"),
-        ("text --init unknown", "'SomeModel', not a known Hugging Face class; expected one of"),
-        ("text --init silent", "silent/tokenizer.json does not exist; expected a tokenizer there"),
-        ("text --init broken", "model.safetensors"),
-    ],
+    {
+        "text --init nowhere": "there is no folder nowhere; expected that of a Hugging Face model",
+        "text --init .": "has no config.json",
+        "text --init gpt2 --model.d-model 32": "model.d_model is 32 and there 16",
+        "text --init gpt2 --data.tokenizer.name other": "leave --data.tokenizer out",
+        "text --init gpt2 --data.context-length 65": "context_length is 65",
+        "pairs --init gpt2": "holds a GPT2LMHeadModel, which trains on text; expected a model for pairs",
+        "masked --init gpt2": "name the experiment text",
+        "text --init gpt2 --run run": "holds a run that began with ",
+        "--run gpt2": "train.py --init trains it",
+        "text --init gpt2 --export gpt2": "gpt2 is there already; expected a new or empty folder",
+        "text --init unknown": "'SomeModel', not a known Hugging Face class; expected one of",
+        "text --init silent": "silent/tokenizer.json does not exist; expected a tokenizer there",
+        "text --init broken": "model.safetensors",
+    }.items(),
 )
 def test_what_cannot_be_fine_tuned(made, folder, refuse, arguments, message):
     subprocess.run(["cp", "-r", *(str(made / name) for name in ("gpt2", "run", "text.txt")), "."], check=True)

@@ -84,14 +84,14 @@ def test_files_need_a_path(load, kind):
 
 @pytest.mark.parametrize(
     ("line", "says"),
-    [
-        ("{", "not JSON"),
-        ("", "not JSON"),
-        ('{"content": "x"}', 'no text under "text"'),
-        ('{"text": 5}', 'no text under "text"'),
-        ('"text"', 'no text under "text"'),
-        (r'{"text": "half \ud83d"}', 'a lone surrogate under "text"'),
-    ],
+    {
+        "{": "not JSON",
+        "": "not JSON",
+        '{"content": "x"}': 'no text under "text"',
+        '{"text": 5}': 'no text under "text"',
+        '"text"': 'no text under "text"',
+        r'{"text": "half \ud83d"}': 'a lone surrogate under "text"',
+    }.items(),
 )
 def test_json_lines_errors_name_the_line(tmp_path, line, says):
     lines = ['{"text": "fine"}'] * 1233 + [line, '{"text": "fine"}']

@@ -50,12 +50,11 @@ class Between(nn.Module):
         return torch.tanh(self.down(h)) + x
 
 
-UP = {"up": "up.weight"}
-
-
-def of_up(forward):
-    """A module of one product."""
-    return Module(forward, up=lambda: nn.Linear(6, 6, bias=False))
+def part(ours, forward, *inputs, names=("up",), **options):
+    """What parts a function and a module of these products alone."""
+    theirs = Module(forward, **dict.fromkeys(names, lambda: nn.Linear(6, 6, bias=False)))
+    weights = {name: f"{name}.weight" for name in names}
+    return first_difference(ours, theirs, weights, inputs or [NUMBERS], **options)
 
 
 def ours(between, p, x):
@@ -291,7 +290,7 @@ def test_what_the_other_side_computes_elsewhere_is_no_place():
         h = x @ p["up"].T
         return {"first": h[0], "rest": h[0]}
 
-    found = first_difference(rows, of_up(rows_there), UP, [NUMBERS], backward=False)
+    found = part(rows, rows_there, backward=False)
     assert found.ours.source == 'return {"first": h[0], "rest": h[0]}'
 
 
@@ -350,10 +349,10 @@ def test_a_batch_too_short_for_angles_is_said(length, told):
         angles = jnp.arange(x.shape[0])[:, None] / 100.0 ** (jnp.arange(6) / 6)
         return x @ p["up"].T * jnp.cos(angles)
 
-    def rotated(self, x):
-        return self.up(x) * torch.cos(torch.arange(len(x))[:, None] / 100.0 ** (torch.arange(6) / 6))
+    def rotated(m, x):
+        return m.up(x) * torch.cos(torch.arange(len(x))[:, None] / 100.0 ** (torch.arange(6) / 6))
 
-    found = first_difference(ours, of_up(rotated), UP, [numbers(length, 6)])
+    found = part(ours, rotated, numbers(length, 6))
     assert not found
     assert ("positions: 12, and angles part further on: give 500 or more" in str(found)) == told
 
@@ -505,17 +504,16 @@ def test_what_agrees_by_chance_shows_nothing():
 
 
 def test_a_factor_of_a_number_that_is_returned_is_told():
-    class Loss(Between):
-        def forward(self, x):
-            first, second = self.up(x).square().mean(), self.down(x).square().mean()
-            first = (first + second) / 2
-            return {"first": first, "total": first + second}
+    def loss_there(m, x):
+        first, second = m.up(x).square().mean(), m.down(x).square().mean()
+        first = (first + second) / 2
+        return {"first": first, "total": first + second}
 
     def loss(p, x):
         first, second = (jnp.square(x @ p[name].T).mean() for name in ("up", "down"))
         return {"first": first + second, "total": first + second + second}
 
-    found = first_difference(loss, Loss(same), WEIGHTS, {"x": NUMBERS}, backward=False)
+    found = part(loss, loss_there, names=("up", "down"), backward=False)
     assert found.kind == "theirs applies div here, ours goes on as without it"
     assert found.theirs.source == "first = (first + second) / 2"
 
@@ -637,7 +635,7 @@ def test_a_table_that_is_right_elsewhere_is_named_where_the_wrong_one_is_read():
         return jax.ops.segment_sum(messages, start, 6)
 
     edges = np.array([[0, 1, 2, 3, 4, 5, 0], [1, 2, 4, 4, 5, 0, 3]])
-    found = first_difference(summed_wrongly, of_up(summed), UP, [NUMBERS, edges])
+    found = part(summed_wrongly, summed, NUMBERS, edges)
     assert found.ours.source == "return jax.ops.segment_sum(messages, start, 6)"
     assert found.theirs.source == "return torch.zeros_like(x).index_add(0, end, messages)"
     assert found.sure
@@ -655,9 +653,9 @@ def test_a_loss_that_is_one_operation_masks_inside():
         log_p = torch.log_softmax(m.up(x), -1)
         return {"loss": F.ctc_loss(log_p[:2, None], labels[None], [2], [2], reduction="sum")}
 
-    given = of_up(aligned_there), UP, [NUMBERS, np.array([1, 3])]
-    assert not first_difference(partial(aligned, 1.0), *given, backward=False)
-    found = first_difference(partial(aligned, 2.0), *given)
+    given = aligned_there, NUMBERS, np.array([1, 3])
+    assert not part(partial(aligned, 1.0), *given, backward=False)
+    found = part(partial(aligned, 2.0), *given)
     assert found
     assert "masks here" not in (found.kind or "")
 
@@ -676,16 +674,15 @@ def test_tables_in_another_order_are_no_weights_that_are_read_wrongly():
 
 
 def test_whole_numbers_that_are_returned_are_compared():
-    class Best(Between):
-        def forward(self, x):
-            h = self.up(x)
-            return {"h": h, "best": (h + self.down(x)).argmax(-1)}
+    def best_there(m, x):
+        h = m.up(x)
+        return {"h": h, "best": (h + m.down(x)).argmax(-1)}
 
     def best(p, x):
         h = x @ p["up"].T
         return {"h": h, "best": h.argmax(-1)}
 
-    found = first_difference(best, Best(same), WEIGHTS, {"x": NUMBERS})
+    found = part(best, best_there, names=("up", "down"))
     assert found
     assert found.differing[0].startswith("best")
     assert "argmax" in found.ours.source

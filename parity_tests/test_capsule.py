@@ -100,7 +100,7 @@ RENAMED = {"shifts" if name == "shift" else name: row for name, row in WEIGHTS.i
 
 
 @pytest.mark.parametrize(
-    ("capsule", "side", "weights", "options", "said"),
+    "capsule, side, weights, options, said",
     [
         ("torch", wrong, WEIGHTS, {}, r"gate 1 activations: .* \(kept\)"),
         ("jax", frozen, None, {"gates": ["2"]}, r"gate 2 gradients: .* \(shift\)"),
@@ -160,7 +160,7 @@ def cast(params, x, keep):
 
 
 @pytest.mark.parametrize(
-    ("capsule", "side", "weights", "found"),
+    "capsule, side, weights, found",
     [
         (
             "torch",
@@ -198,7 +198,7 @@ def recorded_decoder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("fault", ["eps", "scale", "leak", "residual", "gelu", "positions"])
-@pytest.mark.parametrize(("unpacked", "verdict"), [(followed.unpacked, "sure"), (without_arrays, "likely")])
+@pytest.mark.parametrize("unpacked, verdict", [(followed.unpacked, "sure"), (without_arrays, "likely")])
 @pytest.mark.usefixtures("as_others_write")
 def test_a_capsule_names_the_line_that_both_together_name(recorded_decoder, monkeypatch, fault, unpacked, verdict):
     """As surely, where the arrays are small enough to be recorded."""
@@ -280,7 +280,7 @@ X = {"x": np.zeros(2)}
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "said"),
+    "changed, error, said",
     [
         ({"path": "file"}, ParityError, "exists; a capsule is never overwritten"),
         ({"params": X}, ParityError, r"^ours failed \(KeyError: 'kernel'\) on params"),
@@ -328,7 +328,7 @@ def test_the_command_prints_figures_where_all_is_green(capsules, tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "said"),
+    "given, status, said",
     [
         (f"{HERE}:wrong", 1, f"{HERE}:wrong: gate 1 activations: "),
         (f"{HERE}:missing", 2, "has no missing"),

@@ -154,7 +154,7 @@ def escaped(rows):
 
 
 @pytest.mark.parametrize(
-    ("do", "said"),
+    "do, said",
     [
         (lambda capsule: None, "another constant is added: 1e-06 in ours, 1e-05 in theirs"),
         (forged(lambda about: about["files"].pop("values")), "where they part is not known: the capsule is older, or "),

@@ -81,7 +81,7 @@ FIND, WRONG = f"find ours.py:block {PAIR}", f"find ours.py:wrong {PAIR}"
 
 
 @pytest.mark.parametrize(
-    ("command", "status", "said"),
+    "command, status, said",
     [
         (FIND, 0, "the same\n"),
         ("find ours.py:block theirs.py:Block --weights ours.py:WEIGHTS --inputs named.npz", 0, "the same\n"),
@@ -111,7 +111,7 @@ def test_find_prints_json(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
+    "command, said",
     {
         FIND.replace("map.json", "bad.json"): "bad.json: JSONDecodeError: Expecting value",
         FIND.replace("map.json", "none.json"): "none.json: FileNotFoundError",

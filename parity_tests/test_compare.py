@@ -133,7 +133,7 @@ def planted(monkeypatch, model, optimizer):
     monkeypatch.setattr(TorchSide, "__init__", faulty)
 
 
-@pytest.mark.parametrize(("dtype", "eps"), [("float64", 1.0001e-8), ("float32", 1e-6)])
+@pytest.mark.parametrize("dtype, eps", [("float64", 1.0001e-8), ("float32", 1e-6)])
 def test_a_planted_fault_turns_the_verdict_red(run, monkeypatch, dtype, eps):
     planted(monkeypatch, {}, {"eps": eps})
     if dtype == "float32":  # The search is the same for both, and takes its time.
@@ -200,7 +200,7 @@ def test_an_interrupted_run_leaves_its_report(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
+    "command, message",
     {
         "nothing": "there is no experiment 'nothing'; expected one of python-docs, dates",
         "dates --model.depth 3": "--model.depth",
@@ -242,7 +242,7 @@ def test_a_device_that_pytorch_has_not(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "rates"),
+    "command, rates",
     [
         ("dates", (0.0, 0.0, 0.0, 0.0)),
         ("dates --dropout shared", (0.1, 0.1, 0.1, 0.1)),
@@ -255,7 +255,7 @@ def test_dropout_rates(command, rates):
 
 
 @pytest.mark.parametrize(
-    ("options", "parameters", "needed"),
+    "options, parameters, needed",
     [
         ("", 10_000_000, True),
         ("", 10_000_001, False),

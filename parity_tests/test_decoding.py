@@ -153,7 +153,7 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    "name, kind",
     [
         # An odd number of them, so that the pattern is cut off.
         ("layers by turns", "left prefix"),

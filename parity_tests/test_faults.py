@@ -521,7 +521,7 @@ def test_without_a_fault_the_gates_are_green(make):
 
 
 @pytest.mark.parametrize(
-    ("planted", "make", "fault"),
+    "planted, make, fault",
     [
         (deep if fault in DEEP else pytest.param)(planted, make, fault, id=fault.name)
         for planted, rows in TABLE.items()

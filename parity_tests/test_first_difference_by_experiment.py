@@ -230,7 +230,7 @@ def normed_there(m, x, h):
     return m.norm(h)
 
 
-@pytest.mark.parametrize(("mine", "their", "said"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("mine, their, said", CASES.values(), ids=CASES)
 def test_what_one_side_does_alone_is_said(mine, their, said):
     found = asked(mine, their)
     assert said in found.kind
@@ -308,7 +308,7 @@ def test_a_gradient_that_is_cut_before_an_activation_is_named_where_it_is_cut(sc
 
 
 @pytest.mark.parametrize(
-    ("whole", "line"),
+    "whole, line",
     [
         (False, "read = jax.lax.stop_gradient(jnp.tanh(h))"),
         (True, "h = jax.lax.stop_gradient(h + jnp.tanh(h) @ p[name].T)"),
@@ -343,7 +343,7 @@ def test_right_ports_stay_the_same(scale):
     assert not first_difference(right, Between(normed_there), WEIGHTS, [scale * NUMBERS])
 
 
-@pytest.mark.parametrize(("length", "told"), [(12, True), (500, False)])
+@pytest.mark.parametrize("length, told", [(12, True), (500, False)])
 def test_a_batch_too_short_for_angles_is_said(length, told):
     def ours(p, x):
         angles = jnp.arange(x.shape[0])[:, None] / 100.0 ** (jnp.arange(6) / 6)

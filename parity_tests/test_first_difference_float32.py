@@ -84,7 +84,7 @@ def test_a_right_port_is_the_same_and_its_float32_is_named(narrow):
 
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize(
-    ("fault", "stage", "line", "kind"),
+    "fault, stage, line, kind",
     [
         ("eps", "forward", "variance + eps", "another constant is added: 1e-06 in ours, 1e-05 in theirs"),
         ("mask", "forward", "dot_product_attention", "only theirs masks"),

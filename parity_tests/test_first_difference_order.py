@@ -82,7 +82,7 @@ def ours(fault=""):
 
 
 @pytest.mark.parametrize(
-    ("fault", "flat", "line"),
+    "fault, flat, line",
     [
         ("columns", False, "x.transpose(0, 2, 1, 3)"),
         ("last", False, 'fault == "last"'),
@@ -100,7 +100,7 @@ def test_the_line_that_mixes_up_the_order_is_named(fault, flat, line):
 
 
 @pytest.mark.parametrize(
-    ("join", "named"),
+    "join, named",
     [
         (lambda first, x: jnp.concatenate([x, first]), "jnp.concatenate([x, first])"),
         (lambda first, x: jnp.concatenate([first, x[::-1]]), "x[::-1]"),
@@ -173,7 +173,7 @@ def test_what_theirs_sorts_is_in_another_order_in_the_right_port_too(fault):
 
 
 @pytest.mark.parametrize(
-    ("fault", "line"), [("sorted", "jnp.argsort("), ("far", "x[::-1]"), ("", ""), ("factor", "0.7 * jnp.tanh")]
+    "fault, line", [("sorted", "jnp.argsort("), ("far", "x[::-1]"), ("", ""), ("factor", "0.7 * jnp.tanh")]
 )
 def test_what_is_sorted_the_other_way_is_named_where_it_is_sorted(fault, line):
     """And what is in another order long before it matters."""

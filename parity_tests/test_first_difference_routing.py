@@ -92,7 +92,7 @@ def test_sorting_and_masks_are_the_same(descending):
 
 @pytest.mark.parametrize("descending", [True, False])
 @pytest.mark.parametrize(
-    ("fault", "line", "their_line", "kind"),
+    "fault, line, their_line, kind",
     [
         ("scores", "2 * scores", "self.gate(tokens)", ""),
         ("weights", "weights.reshape(-1)[order]", "weights.sum(-1", ""),
@@ -109,7 +109,7 @@ def test_a_fault_among_experts_is_found(fault, line, their_line, kind, descendin
 
 
 @pytest.mark.parametrize(
-    ("fault", "line", "kind"),
+    "fault, line, kind",
     [
         ("bias", "jax.lax.top_k(groups, 2)[0].sum(-1)", "theirs adds bias here, ours goes on as without it"),
         ("groups", 'fault == "groups"', ""),

@@ -246,7 +246,7 @@ LINE = f"{Path(__file__).name}:{norm_and_gelu.__code__.co_firstlineno + 3}"
 
 
 @pytest.mark.parametrize(
-    ("changed", "ignore", "behind"),
+    "changed, ignore, behind",
     [
         ({"eps": 1e-3}, "epsilon", None),
         ({"eps": 1e-3}, "norm", None),

@@ -165,7 +165,7 @@ def test_the_module_and_float32_stay_as_they_were():
 
 
 @pytest.mark.parametrize(
-    ("slope", "differs", "line"),
+    "slope, differs, line",
     [(jax.grad, False, ""), (lambda f: lambda x: 2 * jax.grad(f)(x), True, "slope(energy)(x)")],
 )
 def test_a_module_that_differentiates_what_it_computes(slope, differs, line):

@@ -100,7 +100,7 @@ def packed(length, dtype="float32", kind=1):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         (packed(3)[:-4], "truncated or damaged"),
         (packed(3) + b"more", "truncated or damaged .*extra data"),

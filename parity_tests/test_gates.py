@@ -79,7 +79,7 @@ def detached(params, x):
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    "function, message",
     [
         (changed(lambda array: array.astype(jnp.float32)), "mine: z: dtypes differ: ours float32, theirs float64"),
         (
@@ -135,7 +135,7 @@ def test_an_optimizer_that_strays_names_the_users_parameters(module):
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    "given, error, message",
     [
         (
             {"weights": WEIGHTS | {"up.kernel": ("up.weight", "o i->i o")}},
@@ -212,7 +212,7 @@ def test_gradients_are_taken_where_they_are_switched_off():
     assert (found.gradients["bias"] == 2).all()
 
 
-@pytest.mark.parametrize(("function", "line"), [(off, "array * (1 + 1e-9)"), (detached, "stop_gradient")])
+@pytest.mark.parametrize("function, line", [(off, "array * (1 + 1e-9)"), (detached, "stop_gradient")])
 def test_a_red_gate_says_where_the_two_part(function, line, module):
     with pytest.raises(ParityError) as error:
         check_and_explain(function, module, WEIGHTS, [X], gates=["1", "2"])

@@ -154,7 +154,7 @@ def zero(name):
 
 
 @pytest.mark.parametrize(
-    ("pair", "message"),
+    "pair, message",
     [
         (lambda: (ours, blocks(), fused("key", "query", "value"), [X], {}), "gate 1 activations"),
         (lambda: perceptrons(jax.nn.gelu), "gate 1 activations"),

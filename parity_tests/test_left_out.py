@@ -63,7 +63,7 @@ def test_what_is_held_is_compared_as_before(theirs):
 
 
 @pytest.mark.parametrize(
-    ("left", "said"),
+    "left, said",
     [
         ("pooler.weight", "expected a list of names of the module"),
         (["pooler.weight", "pooler.bias"], r"the parts of positions.weight, .* leave out 12 of its 42 numbers"),

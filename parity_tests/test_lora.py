@@ -123,7 +123,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "lora"),
+    "name, lora",
     [
         (pytest.param if name == "gpt2" else deep)(
             name, lora, id=f"{name.removesuffix(' masked')}, {'all' if lora is ALL else 'some'}"
@@ -178,7 +178,7 @@ STRANGE = "base_model.model.lm_head.lora_A.weight"
 
 
 @pytest.mark.parametrize(
-    ("changes", "damage", "said"),
+    "changes, damage, said",
     [
         ({"peft_type": "IA3"}, None, "has peft_type 'IA3'; expected 'LORA'"),
         ({"use_dora": True}, None, "has use_dora True, which our adapters cannot express"),

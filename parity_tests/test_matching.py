@@ -123,7 +123,7 @@ X = numbers(4, 6)
 
 
 @pytest.mark.parametrize(
-    ("swapped", "function", "confidence", "reason", "said"),
+    "swapped, function, confidence, reason, said",
     [
         (False, gated, "verified", "name and shape", ""),
         (True, gated, "verified", "tie broken by running both; by name it would be gate.weight", ""),

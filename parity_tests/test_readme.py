@@ -35,7 +35,7 @@ def blocks(page):
 
 
 @pytest.mark.parametrize(
-    ("page", "block"),
+    "page, block",
     [
         pytest.param(page, block, id=f"{page} {i}")
         for page in PAGES
@@ -57,7 +57,7 @@ PRINTING = r"```python\n((?:(?!```).)*print\(.*?)```.*?```\n(.*?)```"
 """Code that prints, and the next block, which should be what it prints."""
 
 
-@pytest.mark.parametrize(("code", "printed"), re.findall(PRINTING, PAGES["docs/parity-howto.md"], re.DOTALL))
+@pytest.mark.parametrize("code, printed", re.findall(PRINTING, PAGES["docs/parity-howto.md"], re.DOTALL))
 def test_code_prints_what_stands_below_it(code, printed, capsys):
     with jax.numpy_rank_promotion("allow"):
         exec(compile(code, "docs/parity-howto.md", "exec"), {})

@@ -89,7 +89,7 @@ LOST = {"bfloat16": ["stream of 3 bits"], "float32": [*LINES]}
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("kind", "fault"), [*(("a bug", fault) for fault in BUGS), *(("rounding", fault) for fault in RIGHT), ("lost", "")]
+    "kind, fault", [*(("a bug", fault) for fault in BUGS), *(("rounding", fault) for fault in RIGHT), ("lost", "")]
 )
 def test_rounding_or_a_bug(kind, fault, dtype):
     module = logits().to(getattr(torch, dtype))

@@ -60,7 +60,7 @@ def test_stacked_layers_of_a_fused_matrix_there_and_back(dtype):
 
 
 @pytest.mark.parametrize(
-    ("axes", "sizes"),
+    "axes, sizes",
     {
         "a (b c) d -> (d b) c a": {"c": 2},
         "(a e) b d -> e b (a d)": {"e": 2},
@@ -308,7 +308,7 @@ UP = {"up.weight": np.ones((3, 2)), "up.bias": np.ones(3)}
 
 
 @pytest.mark.parametrize(
-    ("like", "message"),
+    "like, message",
     [
         (
             LIKE["up"],

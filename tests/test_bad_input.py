@@ -13,7 +13,7 @@ BERT = "of type 'bert' is trained with --model.encoder.positions learned; begin 
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     {
         "nothing": "there is no experiment 'nothing'; expected one of python-docs, dates",
         "text": "--data.path",
@@ -109,7 +109,7 @@ def test_the_real_process():
 
 
 @pytest.mark.parametrize(
-    ("variables", "count"),
+    "variables, count",
     [
         ({"SLURM_NTASKS": "1", "SLURM_STEP_NODELIST": "n1", "OMPI_COMM_WORLD_SIZE": "4"}, "4 processes were started"),
         ({"PMI_SIZE": "8"}, "8 processes were started"),

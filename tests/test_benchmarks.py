@@ -40,7 +40,7 @@ def branches(tree):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("program", "shown"),
+    "program, shown",
     [
         (decoding, ("gpt2, batch 2, greedy", "beam search", "HF, static cache", "BART (HF)", "torch_ref", "GB/s")),
         (train_step, ("vaswani-base, 2 x 6 source and 8 tokens", "jax_tformer", "torch_ref", "HF", "GFLOP/s")),
@@ -89,7 +89,7 @@ def test_what_cannot_be_started_says_why(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     [
         ("h200 dates", "the first word must be a chip: h100, v5e"),
         ("h100 dates", "expected --model.vocab-size"),
@@ -136,7 +136,7 @@ def take(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("now", "status", "said"),
+    "now, status, said",
     [
         ({"step": 1.2, "other": 0.01}, 1, ["step: SLOWER, 1200.0 ms now and 1000.0 ms saved, 1.20", "other: as fast"]),
         ({"step": 1.09, "other": 0.008}, 0, ["step: as fast", "other: faster"]),
@@ -155,7 +155,7 @@ def test_a_saved_result_is_a_floor_under_speed(now, status, said, take):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    "old, new, said",
     [
         ('"cores": ', '"cores": 1', "was measured with cores 1"),
         ('"processor": "', '"processor": "another ', "was measured with processor 'another "),
@@ -191,7 +191,7 @@ MODERN = replace(GPT2.decoder, key_value_heads=1, gated=True, positions="rotary"
 
 
 @pytest.mark.parametrize(
-    ("config", "shape"),
+    "config, shape",
     [
         (GPT2, BatchShape(3, 10)),
         # What GPT-2 is not: heads that share keys, gates, rotation, a head of its own.

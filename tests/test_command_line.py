@@ -45,7 +45,7 @@ def call(end_of):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "names"),
+    "arguments, names",
     [
         *((arguments, [f"\n  {name} " for name in console.PROGRAMS]) for arguments in ("", "--help", "-h")),
         ("train --help", ["usage: jax-tformer train [EXPERIMENT]", "--steps", "--lr", "--batch-size"]),
@@ -66,7 +66,7 @@ def test_every_program_says_its_version(program, call):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "begin", "end"),
+    "arguments, begin, end",
     [
         ("trian dates", "jax-tformer: error: there is no program 'trian'; expected one of train, ", "export\n"),
         (
@@ -102,7 +102,7 @@ def test_what_is_exported_is_the_model(run, call):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     {
         "RUN": "error: PATH is missing: A new or empty folder",
         "nowhere model": "nowhere",

@@ -107,7 +107,7 @@ SAMPLES = {"temperature": 1.0, "top_p": 0.95, "repetition_penalty": 1.1, "num_re
 
 
 @pytest.mark.parametrize(
-    ("settings", "limits", "context"),
+    "settings, limits, context",
     [
         (SAMPLES, [6, 20, 1, 20], 8),
         (SAMPLES, [5, 1, 12, 5, 9], None),
@@ -160,7 +160,7 @@ def test_beams_find_the_most_probable_sequence():
 
 
 @pytest.mark.parametrize(
-    ("name", "sources", "start_id"),
+    "name, sources, start_id",
     [("gpt", None, None), ("gpt", None, START), ("seq2seq", [[3, 4], [5, 6, 7]], START)],
 )
 def test_score_is_the_log_probability(name, sources, start_id):
@@ -193,7 +193,7 @@ UNKNOWN = "a token has the id 17"
 
 
 @pytest.mark.parametrize(
-    ("name", "prompts", "options", "message"),
+    "name, prompts, options, message",
     [
         ("gpt", [], {}, "there are no prompts"),
         ("gpt", [[3], []], {}, "prompt 2 of 2 has no tokens"),
@@ -226,7 +226,7 @@ def test_a_beam_search_is_no_stream():
 
 
 @pytest.mark.parametrize(
-    ("name", "texts", "options", "message"),
+    "name, texts, options, message",
     [
         ("gpt", [], {}, "there are no texts"),
         ("gpt", [[3]], {}, "text 1 has no token to score"),
@@ -260,7 +260,7 @@ UNEVEN = {"end_id": 4, "limits": [140, 100, 12, 60]}
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "asked"),
+    "name, settings, asked",
     [
         ("gpt", {"temperature": 1.0}, {}),
         # What these look back at goes on when the cache grows.

@@ -98,7 +98,7 @@ def test_runs_and_folders_answer_alike(made, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    "name, content",
     [
         ("generation_config.json", '{"eos_token_id": 7}'),
         ("config.json", '{"architectures": ["GPT2LMHeadModel"], "eos_token_id": 7}'),
@@ -135,7 +135,7 @@ def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     {
         "text --init nowhere": "there is no folder nowhere; expected that of a Hugging Face model",
         "text --init .": "has no config.json",
@@ -167,7 +167,7 @@ ENCODER = '{"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_s
 
 
 @pytest.mark.parametrize(
-    ("changed", "arguments", "message"),
+    "changed, arguments, message",
     [
         ({}, "--prompt It --checkpoint best", "--checkpoint is for runs"),
         ({}, f"--prompt {'x' * 70}", "70 tokens, and one new token follows; expected at most 64 together"),
@@ -190,7 +190,7 @@ def test_what_cannot_be_asked(made, folder, refuse, changed, arguments, message)
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    "template, message",
     [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes more time or memory"),
         ("{{ 9 ** (9 ** 9) }}", "takes more time or memory"),

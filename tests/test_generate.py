@@ -189,7 +189,7 @@ def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs, tmp_path, monkeypa
 
 
 @pytest.mark.parametrize(
-    ("call", "message"),
+    "call, message",
     {
         # Run and flags in one string; PROMPT is one of two bytes, LONG one of as many as the context.
         "text": "standard input is empty",
@@ -260,7 +260,7 @@ def test_what_cannot_be_is_refused(refuse, runs, tmp_path, call, message):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         (b"", "is empty; expected a text on each line"),
         (b"\n  \n", "is empty; expected a text on each line"),

@@ -40,7 +40,7 @@ WARM, FALL = [0.5, 1.0, 1.5], [1.75, 1.5, 1.25, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings, expected",
     [
         ({"schedule": "linear"}, [*WARM, 2.0, *FALL]),
         ({"schedule": "warmup_stable_decay", "decay_share": 0.2}, [*WARM, *[2.0] * 13, *FALL]),

@@ -152,7 +152,7 @@ def test_generate_py_in_two_processes(tmp_path):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("begun", "message"),
+    "begun, message",
     [
         (False, "other is not the folder in which the first process has begun the run; give --run a folder that all"),
         (True, "has a run to continue in the folder of --run False (the first: True); start all with the same"),
@@ -207,7 +207,7 @@ def test_processes_that_differ_refuse_together(tmp_path):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("kind", "victim"),
+    "kind, victim",
     [
         (signal.SIGKILL, 1),
         (signal.SIGSTOP, 0),
@@ -251,7 +251,7 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    ("variables", "given", "message"),
+    "variables, given, message",
     [
         ({}, {"coordinator": "localhost:1"}, "coordinator is given and --distributed.processes and --distributed.proc"),
         ({"PMI_SIZE": "4"}, {"coordinator": "localhost:1"}, "is given and --distributed.process not"),
@@ -269,7 +269,7 @@ def test_what_does_not_describe_processes_is_refused(monkeypatch, variables, giv
         processes.join(DistributedConfig(**given))
 
 
-@pytest.mark.parametrize(("kind", "seconds"), [(RuntimeError, [60]), (ValueError, [60]), (InputError, [])])
+@pytest.mark.parametrize("kind, seconds", [(RuntimeError, [60]), (ValueError, [60]), (InputError, [])])
 def test_what_a_lost_process_breaks_waits_until_jax_knows_which(kind, seconds, monkeypatch):
     waited = []
     monkeypatch.setattr(processes, "count", lambda: 2)

@@ -24,7 +24,7 @@ def outcome(program, capsys):
 
 
 @pytest.mark.parametrize(
-    ("error", "said"),
+    "error, said",
     [
         (MemoryError("Unable to allocate 29.1 TiB for an array with shape (4, 1)"), "memory: 29.1 TiB more"),
         (MemoryError(), "there is not enough memory"),
@@ -82,7 +82,7 @@ run_program(program, "program.py")
 
 @pytest.mark.parametrize("when", ["at once", "at the end"])
 @pytest.mark.parametrize(
-    ("output", "status", "said"),
+    "output, status, said",
     [
         ("> /dev/full", 2, "program.py: error: standard output: No space left on device\n"),
         (">&-", 2, "program.py: error: standard output is closed; redirect it to a file, or to /dev/null\n"),

@@ -68,7 +68,7 @@ def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "temporary"),
+    "name, parameters, temporary",
     [
         ("gpt2-124m", 124_439_808, 33),
         pytest.param("modded-nanogpt", 162_354_816, 31, marks=DEEPER),

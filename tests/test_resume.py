@@ -30,7 +30,7 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("number", "at"),
+    "number, at",
     [
         pytest.param(signal.SIGINT, 3, id="ctrl-c before a checkpoint", marks=pytest.mark.deep),
         pytest.param(signal.SIGTERM, 13, id="sigterm, and the newest checkpoint is damaged"),

@@ -29,7 +29,7 @@ def eight_devices(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "rows", "shape"),
+    "asked, rows, shape",
     [
         ({}, 16, (8, 1, 1, 1)),
         ({}, 12, (6, 1, 1, 1)),
@@ -43,7 +43,7 @@ def test_the_data_axis_takes_what_divides_the_batch(asked, rows, shape, eight_de
 
 
 @pytest.mark.parametrize(
-    ("asked", "rows", "message"),
+    "asked, rows, message",
     [
         ({"data": 9}, 18, "data 9 x fsdp 1 x context 1 x tensor 1 = 9 devices, but there are 8"),
         ({"fsdp": 3, "tensor": 4}, 12, "= 12 devices, but there are 8"),

@@ -26,7 +26,7 @@ def test_losses_and_gradients_are_those_of_whole_rows(name):
 
 
 @pytest.mark.parametrize(
-    ("figures", "most_memory", "most_work"),
+    "figures, most_memory, most_work",
     [
         # What stays are the gathered keys and values of one layer, the parameters and their gradients. Every device
         # runs one program. Were what the causal mask hides computed, it would be twice as much.
@@ -49,7 +49,7 @@ def test_decoding_leaves_the_parameters_where_they_are():
     assert temporary < parameters / 4
 
 
-@pytest.mark.parametrize(("causal", "window"), [(True, None), (True, 5), (False, 5)])
+@pytest.mark.parametrize("causal, window", [(True, None), (True, 5), (False, 5)])
 def test_stripes_see_together_what_whole_rows_see(causal, window):
     """And the keys that a block is multiplied with are all that any stripe sees."""
     whole = Mask(causal, window).boolean(24, 24)

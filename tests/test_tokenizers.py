@@ -100,7 +100,7 @@ def test_special_tokens_may_look_at_their_neighbours(config, change, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("config", "text", "special", "size"),
+    "config, text, special, size",
     [
         (BYTES, "", END_OF_TEXT, 257),
         (CHARACTERS, "banana\n", {}, 4),
@@ -119,7 +119,7 @@ def test_the_ids_of_bytes_and_characters():
     assert build_tokenizer(CHARACTERS, ["banana\n"], {}).encode("ab\nn").tolist() == [1, 2, 0, 3]
 
 
-@pytest.mark.parametrize(("kind", "text"), [("characters", "fog\n"), ("words", "fog of war")])
+@pytest.mark.parametrize("kind, text", [("characters", "fog\n"), ("words", "fog of war")])
 def test_what_is_put_around_a_text_is_known_whatever_the_vocabulary(kind, text):
     """Other words and characters than these are refused."""
     tokenizer = build_tokenizer(TokenizerConfig(kind), [text], END_OF_TEXT)
@@ -308,7 +308,7 @@ def test_a_revision_is_the_commit_of_a_hub_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    "name, content, message",
     [
         ("tokenizer.json", None, "tokenizer.json does not exist"),
         *(

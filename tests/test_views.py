@@ -16,7 +16,7 @@ AXES = [
 ]
 
 
-@pytest.mark.parametrize(("axes", "shape", "sizes"), AXES, ids=[axes for axes, _, _ in AXES])
+@pytest.mark.parametrize("axes, shape, sizes", AXES, ids=[axes for axes, _, _ in AXES])
 def test_parts_are_those_of_einops(axes, shape, sizes):
     source = np.random.default_rng(0).integers(0, 1000, shape)
     place = Place("theirs", shape, ("a", "b", "c"), axes, sizes, False)

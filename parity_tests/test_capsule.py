@@ -271,7 +271,7 @@ def test_one_framework_is_enough(tmp_path):
         if judged == "jaxless":
             (tmp_path / "torchless").rename(tmp_path / "old")
         environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
+        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
         assert done.returncode == 0, done.stderr[-2000:]
         assert [line.split()[1] for line in done.stdout.splitlines()] == (["9", "1", "2", "3", "9"] if judged else [])
 

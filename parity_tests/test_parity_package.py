@@ -40,7 +40,7 @@ def test_what_needs_no_torch_imports_without_it():
     code += f"for name in {WITHOUT_TORCH}: importlib.import_module(f'parity.{{name}}')\n"
     code += "from parity import ParityError, Measured, assert_parity\n"
     code += "try: import torch\nexcept ImportError: print('no torch')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=False)
+    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True)
     assert (done.stdout, done.stderr) == ("no torch\n", "")
 
 

@@ -14,6 +14,7 @@ from jax_tformer.cli.train import train_options
 from jax_tformer.config.experiment import DistributedConfig
 from jax_tformer.runs.metrics import read_metrics
 from jax_tformer.training import processes
+from parity_tests.depth import deeper
 from tests.refusals import refused
 from tests.several_processes import (
     ROOT,
@@ -72,7 +73,7 @@ def test_devices_and_processes_train_as_one_does():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.deeper)])
+@pytest.mark.parametrize("count", [1, 2, deeper(4)])
 def test_meshes_of_eight_devices_train_as_one_does(count):
     cases = [[model, mesh(shape), 1 + place % 2] for place, (model, shape) in enumerate(MESHES.items())]
     cases = cases[:2] if count == 1 else cases
@@ -171,7 +172,7 @@ def test_processes_whose_folders_differ_refuse_together(tmp_path, begun, message
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["muon", pytest.param("adafactor", marks=pytest.mark.deeper)])
+@pytest.mark.parametrize("name", ["muon", deeper("adafactor")])
 def test_optimizers_on_a_mesh_step_as_on_one_device(name, tmp_path):
     """What they compute of a whole matrix, devices have in parts."""
     meshes = [(4, "--mesh.fsdp 2 --mesh.tensor 2"), (1, "--mesh.fsdp 1")]
@@ -211,8 +212,8 @@ def test_processes_that_differ_refuse_together(tmp_path):
     [
         (signal.SIGKILL, 1),
         (signal.SIGSTOP, 0),
-        pytest.param(signal.SIGKILL, 0, marks=pytest.mark.deeper),
-        pytest.param(signal.SIGSTOP, 1, marks=pytest.mark.deeper),
+        deeper(signal.SIGKILL, 0),
+        deeper(signal.SIGSTOP, 1),
     ],
 )
 def test_a_process_that_dies_or_hangs_ends_the_others(tmp_path, kind, victim):

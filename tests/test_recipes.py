@@ -13,15 +13,15 @@ from jax_tformer.files import read_json
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.prepare import fit_to_devices, prepare
 from jax_tformer.training.sharding import make_mesh
+from parity_tests.depth import deeper
 from tests.small_runs import succeed
 from tests.test_tokenizing import write_lines
 
 pytestmark = pytest.mark.deep
-DEEPER = pytest.mark.deeper
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 
 
-@pytest.mark.parametrize("name", ["gpt2-124m", pytest.param("modded-nanogpt", marks=DEEPER)])
+@pytest.mark.parametrize("name", ["gpt2-124m", deeper("modded-nanogpt")])
 def test_from_documents_to_a_model(name, tmp_path, monkeypatch, capsys):
     """llm.c's shards, with a file that is held out, in rows of 1,024 tokens."""
     monkeypatch.chdir(tmp_path)
@@ -41,7 +41,7 @@ def test_from_documents_to_a_model(name, tmp_path, monkeypatch, capsys):
     assert capsys.readouterr().out.rpartition("\n")[0]
 
 
-@pytest.mark.parametrize("name", [pytest.param("wmt14-en-de", marks=DEEPER), "iwslt14-de-en"])
+@pytest.mark.parametrize("name", [deeper("wmt14-en-de"), "iwslt14-de-en"])
 def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
     """Shared BPE, label smoothing, the mean of five checkpoints, four beams, both kinds of BLEU."""
     monkeypatch.chdir(tmp_path)
@@ -71,8 +71,8 @@ def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
     "name, parameters, temporary",
     [
         ("gpt2-124m", 124_439_808, 33),
-        pytest.param("modded-nanogpt", 162_354_816, 31, marks=DEEPER),
-        pytest.param("wmt14-en-de", 63_045_632, 11, marks=DEEPER),
+        deeper("modded-nanogpt", 162_354_816, 31),
+        deeper("wmt14-en-de", 63_045_632, 11),
         ("iwslt14-de-en", 36_626_432, 1.7),
     ],
 )

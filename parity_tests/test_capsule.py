@@ -1,12 +1,8 @@
 """Capsules: what one machine recorded judges the other as both together would be, also as a command."""
 
-import os
 import re
-import subprocess
-import sys
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -22,8 +18,8 @@ from parity_tests import test_first_difference
 from parity_tests.capsule_pair import INPUTS, WEIGHTS, module, ours, parameters, wrong
 from parity_tests.errors import parity_error
 from parity_tests.small_modules import Module, numbers
+from tests.several_processes import run_alone
 
-ROOT = Path(__file__).parents[1]
 HERE = "parity_tests.capsule_pair"
 
 
@@ -267,13 +263,10 @@ def test_rows_in_another_order_are_named_whichever_side_was_recorded(recorded, t
 def test_one_framework_is_enough(tmp_path):
     """Each side records where the other framework is missing, and is judged by what the other recorded."""
     for other, judged in (("torch", ""), ("jax", "torchless"), ("torch", "jaxless")):
-        command = [sys.executable, "-c", ALONE.format(other=other, judged=judged)]
         if judged == "jaxless":
             (tmp_path / "torchless").rename(tmp_path / "old")
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert [line.split()[1] for line in done.stdout.splitlines()] == (["9", "1", "2", "3", "9"] if judged else [])
+        output, _ = run_alone(["-c", ALONE.format(other=other, judged=judged)], cwd=tmp_path)
+        assert [line.split()[1] for line in output.splitlines()] == (["9", "1", "2", "3", "9"] if judged else [])
 
 
 X = {"x": np.zeros(2)}

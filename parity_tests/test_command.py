@@ -10,8 +10,8 @@ import pytest
 from parity import LEFT_OUT, Weight
 from parity.__main__ import main, weight_map
 from parity_tests.small_modules import numbers
+from tests.several_processes import ROOT
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("as_others_write")
 OURS = """
 import jax.numpy as jnp

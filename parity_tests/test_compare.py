@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from jax_tformer.config import DropoutConfig
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.terminal import Interruption, run_program
 from parity import Difference
+from tests.several_processes import run_alone
 from twin import compare, side_by_side
 from twin.jax_side import JaxSide
 from twin.options import read_plan
@@ -299,4 +299,4 @@ def test_each_framework_alone():
 
 def test_the_torch_side_imports_no_jax():
     program = "import sys, compare, twin.torch_side; sys.exit('jax' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])
+    run_alone(["-c", program])

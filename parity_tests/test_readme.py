@@ -3,7 +3,6 @@
 import re
 import shlex
 from importlib.util import find_spec
-from pathlib import Path
 
 import jax
 import pytest
@@ -12,8 +11,8 @@ from jax_tformer.__main__ import PROGRAMS
 from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
 from parity import ParityError
 from parity_tests.test_pretrained import saved
+from tests.several_processes import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]

@@ -16,7 +16,7 @@ from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingCon
 from jax_tformer.data import tokenizers as ours
 from jax_tformer.data.sources import load_text, training_end
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, build_tokenizer, load_tokenizer
-from jax_tformer.files import read_json
+from jax_tformer.files import read_json, write_json
 from tests.damages import write
 from tests.memory import traced_peak
 from tests.refusals import refused
@@ -94,7 +94,7 @@ def test_special_tokens_may_look_at_their_neighbours(config, change, tmp_path):
     build_tokenizer(config, [text], {"mask": " on"}).save(tmp_path)
     saved = read_json(tmp_path / "tokenizer.json")
     saved["added_tokens"][0][change] = True
-    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    write_json(tmp_path / "tokenizer.json", saved)
     loaded = load_tokenizer(tmp_path)
     assert loaded.encode(text).tolist() == backend_ids(loaded, text)
 
@@ -149,9 +149,9 @@ def test_roles_as_hugging_face_writes_them(tmp_path):
     assert roles(load_tokenizer(tmp_path)) == (256, 256, 256, None)
     build_tokenizer(BYTES, [], {"start": "[CLS]", "end": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}).save(tmp_path)
     config = {"cls_token": {"content": "[CLS]", "lstrip": False}, "add_bos_token": True}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    write_json(tmp_path / "tokenizer_config.json", config)
     names = {"sep_token": "[SEP]", "pad_token": {"content": "[PAD]"}, "mask_token": "[MASK]", "bos_token": None}
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    write_json(tmp_path / "special_tokens_map.json", names)
     assert roles(load_tokenizer(tmp_path)) == (256, 257, 258, 259)
 
 

@@ -314,12 +314,8 @@ def judge_cudnn():
     return ask
 
 
-def judge_family(config):
-    return judge_reference(family_faults.pair(config))
-
-
-def judge_head(name):
-    return judge_reference(heads.pair(name))
+def judge_pair(pair, of):
+    return judge_reference(pair(of))
 
 
 def judge_relative():
@@ -433,7 +429,7 @@ def judge_first_loss():
     return lambda: [initialisation.excess(CONFIGS["vaswani-base"])]
 
 
-FAMILIES = {config: partial(judge_family, config) for config in family_faults.FAULTS}
+FAMILIES = {config: partial(judge_pair, family_faults.pair, config) for config in family_faults.FAULTS}
 GROUPED = [
     (fault._replace(name=f"{fault.name}, {groups} groups of {6 // groups}"), partial(judge_grouped, by, groups))
     for by, fault in quiet_faults.GROUPED.items()
@@ -446,7 +442,7 @@ TABLE = {
         (judge_training, faults.TRAINING),
         (judge_dropout, [faults.DROPOUT]),
         (partial(masked, judge_reference, TEXT), [mask_faults.REFERENCE]),
-        *((partial(judge_head, name), given) for name, given in heads.FAULTS.items()),
+        *((partial(judge_pair, heads.pair, name), given) for name, given in heads.FAULTS.items()),
         *((make, family_faults.FAULTS[config]) for config, make in FAMILIES.items()),
         (judge_relative, position_faults.REFERENCE),
     ],

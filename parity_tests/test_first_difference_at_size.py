@@ -103,9 +103,13 @@ def angles(numpy=jnp, base=10000.0):
     return jnp.concatenate((found, found), -1)
 
 
+def asked(ours, theirs):
+    return first_difference(ours, theirs, WEIGHTS, [IDS], backward=False)
+
+
 def test_a_fault_in_a_large_model_is_found_with_its_weights_as_they_are(large):
     module = llama(0.2).train()
-    found = first_difference(ours(jax.nn.gelu, angles), module, WEIGHTS, [IDS], backward=False)
+    found = asked(ours(jax.nn.gelu, angles), module)
     assert found.confirmed
     assert found.kind == "another activation: GELU (tanh) in ours, SiLU in theirs"
     assert found.theirs.module == "model.layers.1.mlp.act_fn"
@@ -125,7 +129,7 @@ def test_a_large_model_runs_a_few_times_however_many_experiments_are_made(large,
             return run(*args, **more)
 
         monkeypatch.setattr(traced_sides.Sides, side, counted)
-    found = first_difference(ours(lambda x: x, angles), llama(0.2), WEIGHTS, [IDS], backward=False)
+    found = asked(ours(lambda x: x, angles), llama(0.2))
     assert found.confirmed
     assert found.theirs.module == "model.layers.1.mlp.act_fn"
     assert len(runs) <= 30
@@ -135,8 +139,7 @@ def test_a_large_model_runs_a_few_times_however_many_experiments_are_made(large,
 @pytest.mark.parametrize("scale", [0.02, 0.2])
 def test_a_table_that_float32_rounded_is_no_difference(numpy, scale, large):
     """A port of Llama is right whatever digits its frequencies have, and PyTorch keeps those of its own in float32."""
-    right = ours(jax.nn.silu, lambda: angles(numpy))
-    found = first_difference(right, llama(scale), WEIGHTS, [IDS], backward=False)
+    found = asked(ours(jax.nn.silu, lambda: angles(numpy)), llama(scale))
     assert not found
     assert found.rounded
 
@@ -164,9 +167,7 @@ def test_a_table_of_two_numbers_may_be_rounded_too():
 @pytest.mark.parametrize("scale", [0.02, 0.2])
 def test_a_difference_that_grows_through_the_bar_is_not_said_to_begin_there(scale):
     """Another base by one in ten thousand: with small weights it takes layers to be seen at all."""
-    found = first_difference(
-        ours(jax.nn.silu, lambda: angles(np, 10001.0)), llama(scale), WEIGHTS, [IDS], backward=False
-    )
+    found = asked(ours(jax.nn.silu, lambda: angles(np, 10001.0)), llama(scale))
     assert found
     assert not found.sure or "rotary_emb" in found.theirs.module
 

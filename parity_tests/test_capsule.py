@@ -169,7 +169,7 @@ def cast(params, x, keep):
         ("torch", cast, WEIGHTS, r"PyTorch: the same \(differs as it is: gate 1 activations: .* \(kept\)\)$"),
     ],
 )
-def test_a_capsule_knows_where_they_part(capsules, tmp_path, capsule, side, weights, found):
+def test_a_capsule_knows_where_they_part(capsules, capsule, side, weights, found):
     """With the lines of the other machine, whose files are not here."""
     with pytest.raises(ParityError) as caught:
         judge(capsules / capsule, side, weights)

@@ -168,7 +168,7 @@ def test_references_stand_beside_the_lines_that_are_not_blank(tmp_path):
             read_references(path, sources)
 
 
-def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs, tmp_path, monkeypatch):
+def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs, tmp_path):
     # Prompts for minutes: a single text may end before the signal comes.
     (prompts := tmp_path / "prompts.txt").write_text("It\n" * 100_000)
     program = [ROOT / "generate.py", runs / "text", "--file", prompts, "--max-new-tokens", 20]

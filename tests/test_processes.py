@@ -243,7 +243,7 @@ def test_a_full_disk_on_one_process_ends_all(tmp_path):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_process_that_nobody_joins_says_so(tmp_path, number):
+def test_a_process_that_nobody_joins_says_so(number):
     where = {"coordinator": f"localhost:{free_port()}", "processes": 2, "process": number, "timeout": 2}
     program = [ROOT / "tests" / "train_together.py", json.dumps({"what": "losses", "cases": [], "distributed": where})]
     ((status, output, errors),) = finish([start(program, 1)])

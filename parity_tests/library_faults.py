@@ -183,10 +183,10 @@ LIBRARY_TRAINING = (
         "learning_rate",
         lambda right, *given: lambda n: right(*given)(n).astype(jnp.float32),
     ),
-    call_fault("optax's default weight decay", our_optimizer.optax, "adamw", by_default("weight_decay")),
-    call_fault("optax's default beta1", our_optimizer.optax, "adamw", by_default("b1")),
-    call_fault("optax's default beta2", our_optimizer.optax, "adamw", by_default("b2")),
-    call_fault("optax's default eps", our_optimizer.optax, "adamw", by_default("eps")),
+    *(
+        call_fault(f"optax's default {name}", our_optimizer.optax, "adamw", by_default(option))
+        for name, option in {"weight decay": "weight_decay", "beta1": "b1", "beta2": "b2", "eps": "eps"}.items()
+    ),
     call_fault(
         "padding among the tokens that were read",
         step,

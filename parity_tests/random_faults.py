@@ -54,10 +54,14 @@ def one_key(right, self, *args):
     return right(self, *given, None if key is None else jax.random.key(7), cache, capture)
 
 
-def embeddings_alike(right, *args):
-    """The rows of an embedding share a mask."""
-    drawn = right(*args)
-    return {k: jnp.broadcast_to(mask[:1], mask.shape) if "embedding" in k else mask for k, mask in drawn.items()}
+def alike(part):
+    """Where the names have this part, all rows (or layers) have what the first one has."""
+
+    def draw(right, *args):
+        drawn = right(*args)
+        return {name: jnp.broadcast_to(x[:1], x.shape) if part in name else x for name, x in drawn.items()}
+
+    return draw
 
 
 def shared_along(axis, ndim=None):
@@ -88,7 +92,7 @@ DRAWS = (
     defined("dropout: one mask for both residual branches", "site_key", _ONE_BRANCH),
     defined("dropout: encoder and decoder share a key", "site_key", _ONE_SIDE),
     defined("dropout: all rows share a mask", "keep_mask", shared_along(0)),
-    call_fault("dropout: all rows of the embedding share a mask", dropout, "drawn_masks", embeddings_alike),
+    call_fault("dropout: all rows of the embedding share a mask", dropout, "drawn_masks", alike("embedding")),
     defined("dropout: all heads share a mask", "keep_mask", shared_along(1, ndim=4)),
     defined("dropout: all positions share a mask", "keep_mask", shared_along(1, ndim=3)),
     defined("dropout: all steps share a key", "dropout_keys", without_step),
@@ -122,11 +126,6 @@ def fan_of_one_head(right, self, inputs, outputs, config, **options):
     self.kernel = layers.parameter(inputs + outputs, config, alone)
 
 
-def layers_alike(right, *args):
-    drawn = right(*args)
-    return {path: jnp.broadcast_to(x[:1], x.shape) if ".blocks." in path else x for path, x in drawn.items()}
-
-
 def another_kind(right, *args):
     """Uniform numbers where normal ones of the same deviation are meant, or the reverse."""
     meant = right(*args)
@@ -144,7 +143,7 @@ NARROW_TABLES = call_fault(
 INITIALISATION = (
     Fault("init: residual scale by layers, not branches", _BRANCHES),
     call_fault("init: xavier with the fan of one head", Linear, "__init__", fan_of_one_head),
-    call_fault("init: all layers alike", functional, "draw", layers_alike),
+    call_fault("init: all layers alike", functional, "draw", alike(".blocks.")),
     call_fault(
         "init: query equal to key",
         parameters.zlib,

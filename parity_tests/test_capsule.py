@@ -1,12 +1,8 @@
 """Capsules: what one machine recorded judges the other as both together would be, also as a command."""
 
-import os
 import re
-import subprocess
-import sys
 from functools import partial
 from importlib import import_module
-from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -19,9 +15,11 @@ from parity import ParityError, Weight, check_parity, first_difference, judge, r
 from parity.__main__ import main
 from parity.capsule import followed
 from parity_tests import test_first_difference
-from parity_tests.capsule_pair import INPUTS, WEIGHTS, Theirs, module, ours, parameters, wrong
+from parity_tests.capsule_pair import INPUTS, WEIGHTS, module, ours, parameters, wrong
+from parity_tests.errors import parity_error
+from parity_tests.small_modules import Module, numbers
+from tests.several_processes import run_alone
 
-ROOT = Path(__file__).parents[1]
 HERE = "parity_tests.capsule_pair"
 
 
@@ -41,9 +39,10 @@ def test_a_recorded_module_judges_as_the_module_itself(capsules):
 
     def figures(judged):
         try:
-            return {figure.gate: figure.worst for figure in judged(weights=WEIGHTS, gates=gates)}
+            found = judged(weights=WEIGHTS, gates=gates)
         except ParityError as error:
-            return {figure.gate: figure.worst for figure in error.figures}
+            found = error.figures
+        return {figure.gate: figure.worst for figure in found}
 
     together = figures(partial(check_parity, ours, module(), inputs=INPUTS))
     apart = figures(partial(judge, capsules / "torch", ours))
@@ -70,7 +69,7 @@ def test_a_release_is_held_against_an_older_one(capsules):
     judge(capsules / "jax", ours, params=parameters(), own_weights=True)
     judge(capsules / "torch", module(), own_weights=True)
     judge(capsules / "jax", later, {f"{name}s": name for name in parameters()})
-    with pytest.raises(ParityError, match=r"^release: gate 1 activations: .* \(kept\)$") as caught:
+    with parity_error(r"^release: gate 1 activations: .* \(kept\)$") as caught:
         judge(capsules / "jax", wrong, name="release", explain=False)
     assert [figure.passed for figure in caught.value.figures] == [True, False]
 
@@ -97,7 +96,7 @@ RENAMED = {"shifts" if name == "shift" else name: row for name, row in WEIGHTS.i
 
 
 @pytest.mark.parametrize(
-    ("capsule", "side", "weights", "options", "said"),
+    "capsule, side, weights, options, said",
     [
         ("torch", wrong, WEIGHTS, {}, r"gate 1 activations: .* \(kept\)"),
         ("jax", frozen, None, {"gates": ["2"]}, r"gate 2 gradients: .* \(shift\)"),
@@ -118,18 +117,8 @@ RENAMED = {"shifts" if name == "shift" else name: row for name, row in WEIGHTS.i
     ],
 )
 def test_what_is_wrong_is_said(capsules, capsule, side, weights, options, said):
-    with pytest.raises(ParityError, match=said):
+    with parity_error(said):
         judge(capsules / capsule, side, weights, **options)
-
-
-class Softened(nn.Module):
-    def __init__(self, trained=True):
-        super().__init__()
-        self.scale, self.bias, self.gain = (nn.Parameter(torch.ones(())) for _ in range(3))
-        self.scale.requires_grad_(trained)
-
-    def forward(self, x):
-        return torch.softmax(self.scale * x + self.bias, -1) * self.gain
 
 
 def test_frozen_weights_and_gradients_that_are_zero(tmp_path):
@@ -139,23 +128,26 @@ def test_frozen_weights_and_gradients_that_are_zero(tmp_path):
         return jax.nn.softmax(x * params["scale"] + params["bias"], axis=-1) * params["gain"]
 
     params = {"scale": np.float32(2.0), "bias": np.float32(0.5), "gain": np.float32(3.0)}
-    x = np.random.default_rng(0).standard_normal((3, 4))
+    theirs = Module(
+        lambda self, x: torch.softmax(self.scale * x + self.bias, -1) * self.gain,
+        **dict.fromkeys(params, lambda: nn.Parameter(torch.ones(()))),
+    )
+    x = numbers(3, 4)
     record(tmp_path / "known", softened, [x], params=params, zero_gradients=["bias"])
     judge(tmp_path / "known", softened)
     for trained in (True, False):
-        judge(tmp_path / "known", Softened(trained), {name: name for name in params})
-    with pytest.raises(ParityError, match="the gradient of scale is said to be zero"):
+        theirs.scale.requires_grad_(trained)
+        judge(tmp_path / "known", theirs, {name: name for name in params})
+    with parity_error("the gradient of scale is said to be zero"):
         record(tmp_path / "mistaken", softened, [x], params=params, zero_gradients=["scale"])
     assert [path.name for path in tmp_path.iterdir()] == ["known"], "nothing is left behind"
 
 
-class Careless(Theirs):
+def careless():
     """With a fault in one line."""
-
-    def forward(self, x, keep):
-        for layer in self.layers:
-            x = torch.tanh(layer(x) * 1.001 if layer is self.layers[1] else layer(x))
-        return {"kept": self.norm(x) * keep[:, None], "sign": x > 0}
+    made = module()
+    made.layers[1].register_forward_hook(lambda layer, given, found: found * 1.001)
+    return made
 
 
 def cast(params, x, keep):
@@ -164,7 +156,7 @@ def cast(params, x, keep):
 
 
 @pytest.mark.parametrize(
-    ("capsule", "side", "weights", "found"),
+    "capsule, side, weights, found",
     [
         (
             "torch",
@@ -173,11 +165,11 @@ def cast(params, x, keep):
             r"JAX .*jnp\.sqrt[\s\S]*PyTorch .*self\.norm\(x\)[\s\S]*1e-06 in ours, 1e-05 in theirs",
         ),
         ("jax", wrong, None, r"this side .*jnp\.sqrt[\s\S]*the capsule .*jnp\.sqrt[\s\S]*1e-06 in ours"),
-        ("jax", Careless(), WEIGHTS, r"JAX .*jnp\.tanh\(x[\s\S]*PyTorch .*1\.001 if"),
+        ("jax", careless(), WEIGHTS, r"JAX .*jnp\.tanh\(x[\s\S]*PyTorch .*found \* 1\.001\)"),
         ("torch", cast, WEIGHTS, r"PyTorch: the same \(differs as it is: gate 1 activations: .* \(kept\)\)$"),
     ],
 )
-def test_a_capsule_knows_where_they_part(capsules, tmp_path, capsule, side, weights, found):
+def test_a_capsule_knows_where_they_part(capsules, capsule, side, weights, found):
     """With the lines of the other machine, whose files are not here."""
     with pytest.raises(ParityError) as caught:
         judge(capsules / capsule, side, weights)
@@ -202,7 +194,7 @@ def recorded_decoder(tmp_path_factory):
 
 
 @pytest.mark.parametrize("fault", ["eps", "scale", "leak", "residual", "gelu", "positions"])
-@pytest.mark.parametrize(("unpacked", "verdict"), [(followed.unpacked, "sure"), (without_arrays, "likely")])
+@pytest.mark.parametrize("unpacked, verdict", [(followed.unpacked, "sure"), (without_arrays, "likely")])
 @pytest.mark.usefixtures("as_others_write")
 def test_a_capsule_names_the_line_that_both_together_name(recorded_decoder, monkeypatch, fault, unpacked, verdict):
     """As surely, where the arrays are small enough to be recorded."""
@@ -258,23 +250,12 @@ def test_rows_in_another_order_are_named_whichever_side_was_recorded(recorded, t
         h = h[::-1]
         return jnp.sin(jnp.cumsum(h, 0))
 
-    class Straight(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.up = nn.Linear(6, 6)
-
-        def forward(self, x):
-            return torch.sin(torch.cumsum(torch.tanh(self.up(x)), 0))
-
-    theirs, x = Straight(), np.random.default_rng(0).standard_normal((7, 6)).astype(np.float32)
+    theirs = Module(lambda self, x: torch.sin(torch.cumsum(torch.tanh(self.up(x)), 0)), up=lambda: nn.Linear(6, 6))
     params = {"kernel": theirs.up.weight.detach().numpy().T.copy(), "bias": theirs.up.bias.detach().numpy()}
-    given = {"params": params} if recorded == "JAX" else {}
-    capsule = record(tmp_path / "capsule", turned if recorded == "JAX" else theirs, [x], gates=["1"], **given)
+    kept, judged, given = (turned, theirs, params) if recorded == "JAX" else (theirs, turned, None)
+    capsule = record(tmp_path / "capsule", kept, [np.float32(numbers(7, 6))], params=given, gates=["1"])
     with pytest.raises(ParityError) as error:
-        judge(
-            capsule, theirs if recorded == "JAX" else turned, {"kernel": ("up.weight", "o i -> i o"), "bias": "up.bias"}
-        )
+        judge(capsule, judged, {"kernel": ("up.weight", "o i -> i o"), "bias": "up.bias"})
     assert "h = h[::-1]" in str(error.value.difference)
     assert "the same numbers in another order: along axis 0 places 0 to 6 " in str(error.value.difference)
 
@@ -282,20 +263,17 @@ def test_rows_in_another_order_are_named_whichever_side_was_recorded(recorded, t
 def test_one_framework_is_enough(tmp_path):
     """Each side records where the other framework is missing, and is judged by what the other recorded."""
     for other, judged in (("torch", ""), ("jax", "torchless"), ("torch", "jaxless")):
-        command = [sys.executable, "-c", ALONE.format(other=other, judged=judged)]
         if judged == "jaxless":
             (tmp_path / "torchless").rename(tmp_path / "old")
-        environment = os.environ | {"PYTHONPATH": str(ROOT)}
-        done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, check=False)
-        assert done.returncode == 0, done.stderr[-2000:]
-        assert [line.split()[1] for line in done.stdout.splitlines()] == (["9", "1", "2", "3", "9"] if judged else [])
+        output, _ = run_alone(["-c", ALONE.format(other=other, judged=judged)], cwd=tmp_path)
+        assert [line.split()[1] for line in output.splitlines()] == (["9", "1", "2", "3", "9"] if judged else [])
 
 
 X = {"x": np.zeros(2)}
 
 
 @pytest.mark.parametrize(
-    ("changed", "error", "said"),
+    "changed, error, said",
     [
         ({"path": "file"}, ParityError, "exists; a capsule is never overwritten"),
         ({"params": X}, ParityError, r"^ours failed \(KeyError: 'kernel'\) on params"),
@@ -343,7 +321,7 @@ def test_the_command_prints_figures_where_all_is_green(capsules, tmp_path, capsy
 
 
 @pytest.mark.parametrize(
-    ("given", "status", "said"),
+    "given, status, said",
     [
         (f"{HERE}:wrong", 1, f"{HERE}:wrong: gate 1 activations: "),
         (f"{HERE}:missing", 2, "has no missing"),

@@ -10,8 +10,11 @@ import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
 
-from parity import ParityError, judge, record
+from jax_tformer.files import read_json, write_json
+from parity import judge, record
 from parity_tests.capsule_pair import INPUTS, ours, parameters, wrong
+from parity_tests.errors import parity_error
+from tests.damages import cut, every, swap, write
 
 
 @pytest.fixture(scope="module")
@@ -29,34 +32,15 @@ def forged(change=lambda about: None, part="weights", tensors=None):
             held = load_file(path)
             tensors(held)
             save_file(held, path)
-        about = json.loads((capsule / "capsule.json").read_text())
+        about = read_json(capsule / ABOUT)
         del about["digest"]
         for name, file in about["files"].items():
             file["sha256"] = hashlib.sha256((capsule / f"{name}.safetensors").read_bytes()).hexdigest()
         change(about)
         about["digest"] = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()
-        (capsule / "capsule.json").write_text(json.dumps(about))
+        write_json(capsule / ABOUT, about)
 
     return forge
-
-
-def described(data):
-    """capsule.json holds these bytes, or lacks its last ones."""
-
-    def describe(capsule):
-        path = capsule / "capsule.json"
-        path.write_bytes(data if isinstance(data, bytes) else path.read_bytes()[:data])
-
-    return describe
-
-
-def edited(old, new):
-    def edit(capsule):
-        text = (capsule / "capsule.json").read_text()
-        assert old in text
-        (capsule / "capsule.json").write_text(text.replace(old, new, 1))
-
-    return edit
 
 
 def flipped(capsule):
@@ -74,12 +58,6 @@ def pickled(capsule):
     forged()(capsule)
 
 
-def cut(capsule):
-    path = capsule / "inputs.safetensors"
-    path.write_bytes(path.read_bytes()[:-1])
-    forged()(capsule)
-
-
 def of_side(**fields):
     return forged(lambda about: about["side"].update(fields))
 
@@ -88,22 +66,23 @@ def narrowed(tensors):
     tensors["gradient bias"] = tensors["gradient bias"].astype(np.float32)
 
 
+ABOUT = "capsule.json"
 DAMAGES = {
     "nothing there": (shutil.rmtree, "there is no capsule"),
-    "no description": (lambda capsule: (capsule / "capsule.json").unlink(), "is no capsule: it has no capsule.json"),
-    "description cut": (described(-2), "is damaged: JSONDecodeError"),
-    "description of bytes": (described(b"\xff\xfe\x00"), "is damaged: UnicodeDecodeError"),
-    "description too deep": (described(b"[" * 10**6), "is damaged: RecursionError"),
-    "a list": (described(b"[]"), "does not say 'parity capsule'"),
-    "foreign": (described(b'{"format": "x"}'), "does not say 'parity capsule'"),
-    "too new": (edited('"version": 2', '"version": 3'), "of version 3, and this parity reads up to 2"),
-    "no version": (edited('"version": 2', '"version": "1"'), "its version is '1'"),
-    "edited": (edited('"framework": "jax"', '"framework": "torch"'), "its digest differs"),
-    "no digest": (edited('"digest"', '"digested"'), "its digest differs"),
-    "not a number": (edited('"by_name": true', '"by_name": NaN'), "is damaged: ValueError"),
-    "a part gone": (lambda capsule: (capsule / "float64.safetensors").unlink(), "No such file or directory"),
+    "no description": (write(ABOUT, None), "is no capsule: it has no capsule.json"),
+    "description cut": (cut(ABOUT, 2), "is damaged: JSONDecodeError"),
+    "description of bytes": (write(ABOUT, b"\xff\xfe\x00"), "is damaged: UnicodeDecodeError"),
+    "description too deep": (write(ABOUT, b"[" * 10**6), "is damaged: RecursionError"),
+    "a list": (write(ABOUT, b"[]"), "does not say 'parity capsule'"),
+    "foreign": (write(ABOUT, b'{"format": "x"}'), "does not say 'parity capsule'"),
+    "too new": (swap(ABOUT, b'"version": 2', b'"version": 3'), "of version 3, and this parity reads up to 2"),
+    "no version": (swap(ABOUT, b'"version": 2', b'"version": "1"'), "its version is '1'"),
+    "edited": (swap(ABOUT, b'"framework": "jax"', b'"framework": "torch"'), "its digest differs"),
+    "no digest": (swap(ABOUT, b'"digest"', b'"digested"'), "its digest differs"),
+    "not a number": (swap(ABOUT, b'"by_name": true', b'"by_name": NaN'), "is damaged: ValueError"),
+    "a part gone": (write("float64.safetensors", None), "No such file or directory"),
     "a bit flipped": (flipped, "its SHA-256 differs"),
-    "cut and forged": (cut, "is damaged: SafetensorError"),
+    "cut and forged": (every(cut("inputs.safetensors", 1), forged()), "is damaged: SafetensorError"),
     "a pickle": (pickled, "is damaged: SafetensorError"),
     "a tensor gone": (forged(tensors=lambda held: held.pop("bias")), "does not contain tensor bias"),
     "another type": (
@@ -145,7 +124,7 @@ def test_what_is_damaged_is_refused_in_a_line(recorded, tmp_path, damage):
     copy = shutil.copytree(recorded, tmp_path / "capsule")
     do, said = DAMAGES[damage]
     do(copy)
-    with pytest.raises(ParityError, match=said) as caught:
+    with parity_error(said) as caught:
         judge(copy, ours)
     assert len(str(caught.value).splitlines()) == 1
     assert len(str(caught.value)) < 400
@@ -175,7 +154,7 @@ def escaped(rows):
 
 
 @pytest.mark.parametrize(
-    ("do", "said"),
+    "do, said",
     [
         (lambda capsule: None, "another constant is added: 1e-06 in ours, 1e-05 in theirs"),
         (forged(lambda about: about["files"].pop("values")), "where they part is not known: the capsule is older, or "),
@@ -189,7 +168,7 @@ def test_damaged_values_hide_no_red_gate(recorded, tmp_path, do, said):
     """An older capsule has none."""
     copy = shutil.copytree(recorded, tmp_path / "capsule")
     do(copy)
-    with pytest.raises(ParityError, match="gate 1 activations") as caught:
+    with parity_error("gate 1 activations") as caught:
         judge(copy, wrong)
     [note] = caught.value.__notes__
     assert re.search(said, note)

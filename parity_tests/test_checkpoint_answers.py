@@ -93,7 +93,7 @@ QUICK = ("penalty, several ends", "beams, several ends", "as BART for summaries"
 
 
 @pytest.mark.parametrize(
-    ("make", "variants", "quick"),
+    "make, variants, quick",
     [
         pytest.param(gpt2, DECODERS, True, id="GPT-2"),
         deep(gpt2, DECODERS, False, id="GPT-2, more"),

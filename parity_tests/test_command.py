@@ -10,8 +10,8 @@ import pytest
 from parity import LEFT_OUT, Weight
 from parity.__main__ import main, weight_map
 from parity_tests.small_modules import numbers
+from tests.several_processes import ROOT
 
-ROOT = Path(__file__).parents[1]
 pytestmark = pytest.mark.usefixtures("as_others_write")
 OURS = """
 import jax.numpy as jnp
@@ -81,7 +81,7 @@ FIND, WRONG = f"find ours.py:block {PAIR}", f"find ours.py:wrong {PAIR}"
 
 
 @pytest.mark.parametrize(
-    ("command", "status", "said"),
+    "command, status, said",
     [
         (FIND, 0, "the same\n"),
         ("find ours.py:block theirs.py:Block --weights ours.py:WEIGHTS --inputs named.npz", 0, "the same\n"),
@@ -111,23 +111,23 @@ def test_find_prints_json(folder, capsys):
 
 
 @pytest.mark.parametrize(
-    ("command", "said"),
-    [
-        (FIND.replace("map.json", "bad.json"), "bad.json: JSONDecodeError: Expecting value"),
-        (FIND.replace("map.json", "none.json"), "none.json: FileNotFoundError"),
-        (FIND.replace("batch.npz", "objects.npz"), "objects.npz: ValueError: Object arrays cannot be loaded"),
-        (FIND.replace("batch.npz", "map.json"), "'map.json' names nothing; expected MODULE:NAME or FILE.py:NAME"),
-        (FIND.replace("Block", "Black"), "theirs.py:Black: LookupError: theirs.py has no Black"),
-        (FIND.replace("theirs.py:Block", "ours.py:Broken"), "ours.py:Broken: SystemExit: no module here"),
-        (FIND.replace("theirs.py:Block", "ours.py:block"), "theirs is a function; expected a torch.nn.Module"),
-        ("match params.npz theirs.py:Block --inputs batch.npz", "inputs without ours"),
-        ("match params.npz theirs.py:Block --out map.json", "cannot write map.json; expected a new file"),
-        ("match params.npz theirs.py:Block --out none/map.json", "cannot write none/map.json; expected a new file"),
-        (f"{FIND} --bar nan", "bar is nan; expected a number above 0"),
-        (f"{FIND} --bar -1", "bar is -1.0; expected a number above 0"),
-        (FIND.replace("ours.py:block", "ours.py:whole"), "ours returned no floating-point array; expected one"),
-        (FIND.replace("batch.npz", "empty.npz"), "ours returned an empty output; there is nothing to compare"),
-    ],
+    "command, said",
+    {
+        FIND.replace("map.json", "bad.json"): "bad.json: JSONDecodeError: Expecting value",
+        FIND.replace("map.json", "none.json"): "none.json: FileNotFoundError",
+        FIND.replace("batch.npz", "objects.npz"): "objects.npz: ValueError: Object arrays cannot be loaded",
+        FIND.replace("batch.npz", "map.json"): "'map.json' names nothing; expected MODULE:NAME or FILE.py:NAME",
+        FIND.replace("Block", "Black"): "theirs.py:Black: LookupError: theirs.py has no Black",
+        FIND.replace("theirs.py:Block", "ours.py:Broken"): "ours.py:Broken: SystemExit: no module here",
+        FIND.replace("theirs.py:Block", "ours.py:block"): "theirs is a function; expected a torch.nn.Module",
+        "match params.npz theirs.py:Block --inputs batch.npz": "inputs without ours",
+        "match params.npz theirs.py:Block --out map.json": "cannot write map.json; expected a new file",
+        "match params.npz theirs.py:Block --out none/map.json": "cannot write none/map.json; expected a new file",
+        f"{FIND} --bar nan": "bar is nan; expected a number above 0",
+        f"{FIND} --bar -1": "bar is -1.0; expected a number above 0",
+        FIND.replace("ours.py:block", "ours.py:whole"): "ours returned no floating-point array; expected one",
+        FIND.replace("batch.npz", "empty.npz"): "ours returned an empty output; there is nothing to compare",
+    }.items(),
 )
 def test_what_cannot_be_compared_is_one_line(folder, capsys, command, said):
     assert main(command.split()) == 2

@@ -6,7 +6,6 @@ import json
 import os
 import re
 import signal
-import subprocess
 import sys
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from jax_tformer.config import DropoutConfig
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.terminal import Interruption, run_program
 from parity import Difference
+from tests.several_processes import run_alone
 from twin import compare, side_by_side
 from twin.jax_side import JaxSide
 from twin.options import read_plan
@@ -133,7 +133,7 @@ def planted(monkeypatch, model, optimizer):
     monkeypatch.setattr(TorchSide, "__init__", faulty)
 
 
-@pytest.mark.parametrize(("dtype", "eps"), [("float64", 1.0001e-8), ("float32", 1e-6)])
+@pytest.mark.parametrize("dtype, eps", [("float64", 1.0001e-8), ("float32", 1e-6)])
 def test_a_planted_fault_turns_the_verdict_red(run, monkeypatch, dtype, eps):
     planted(monkeypatch, {}, {"eps": eps})
     if dtype == "float32":  # The search is the same for both, and takes its time.
@@ -200,27 +200,27 @@ def test_an_interrupted_run_leaves_its_report(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "message"),
-    [
-        ("nothing", "there is no experiment 'nothing'; expected one of python-docs, dates"),
-        ("dates --model.depth 3", "--model.depth"),
-        ("dates --steps 0", "steps is 0; expected a whole number of at least 1"),
-        ("dates --steps 1501", "the training ends after 1500"),
-        ("dates --seeds 0", "seeds is 0; expected a whole number of at least 1"),
-        (f"dates --seeds 2 --training.seed {2**32 - 1}", "expected seeds up to 2^32 - 1"),
-        ("dates --dtype float16", "float16"),
-        ("dates --dtype float64 --truth yes", "float64 is the truth already"),
-        ("dates --model.compute.dtype bfloat16", "give --dtype"),
-        ("dates --model.dropout.residual 0.1", "give --dropout shared"),
-        ("dates --dropout-rate 0.1", "give --dropout shared"),
-        ("dates --dropout shared --dropout-rate 0", "expected a rate above 0"),
-        ("dates --training.batch-size 3 --training.accumulation 2", "that accumulation divides"),
-        ("dates --out file", "file is a file; expected a folder"),
-        ("dates --out file/below", "file (Not a directory); choose another folder"),
-        ("dates --out /proc/x", "cannot write to /proc ("),
-        ("dates --out full", "full holds notes.txt, which is no part of a report"),
-        ("text --data.path missing.txt", "missing.txt"),
-    ],
+    "command, message",
+    {
+        "nothing": "there is no experiment 'nothing'; expected one of python-docs, dates",
+        "dates --model.depth 3": "--model.depth",
+        "dates --steps 0": "steps is 0; expected a whole number of at least 1",
+        "dates --steps 1501": "the training ends after 1500",
+        "dates --seeds 0": "seeds is 0; expected a whole number of at least 1",
+        f"dates --seeds 2 --training.seed {2**32 - 1}": "expected seeds up to 2^32 - 1",
+        "dates --dtype float16": "float16",
+        "dates --dtype float64 --truth yes": "float64 is the truth already",
+        "dates --model.compute.dtype bfloat16": "give --dtype",
+        "dates --model.dropout.residual 0.1": "give --dropout shared",
+        "dates --dropout-rate 0.1": "give --dropout shared",
+        "dates --dropout shared --dropout-rate 0": "expected a rate above 0",
+        "dates --training.batch-size 3 --training.accumulation 2": "that accumulation divides",
+        "dates --out file": "file is a file; expected a folder",
+        "dates --out file/below": "file (Not a directory); choose another folder",
+        "dates --out /proc/x": "cannot write to /proc (",
+        "dates --out full": "full holds notes.txt, which is no part of a report",
+        "text --data.path missing.txt": "missing.txt",
+    }.items(),
 )
 def test_bad_input_is_one_line_and_nothing_is_written(run, command, message):
     Path("file").write_text("")
@@ -242,7 +242,7 @@ def test_a_device_that_pytorch_has_not(run, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("command", "rates"),
+    "command, rates",
     [
         ("dates", (0.0, 0.0, 0.0, 0.0)),
         ("dates --dropout shared", (0.1, 0.1, 0.1, 0.1)),
@@ -255,7 +255,7 @@ def test_dropout_rates(command, rates):
 
 
 @pytest.mark.parametrize(
-    ("options", "parameters", "needed"),
+    "options, parameters, needed",
     [
         ("", 10_000_000, True),
         ("", 10_000_001, False),
@@ -299,4 +299,4 @@ def test_each_framework_alone():
 
 def test_the_torch_side_imports_no_jax():
     program = "import sys, compare, twin.torch_side; sys.exit('jax' in sys.modules)"
-    subprocess.run([sys.executable, "-c", program], check=True, cwd=Path(__file__).parents[1])
+    run_alone(["-c", program])

@@ -18,7 +18,7 @@ SHORT = "--batch-size 2 --steps 3 --no-memory --out report"
 
 
 @pytest.mark.parametrize(
-    ("name", "dtype", "gates"),
+    "name, dtype, gates",
     [
         ("gpt2", "float64", GATE_5),
         deep("gpt2", "float32", ["6", "6"]),

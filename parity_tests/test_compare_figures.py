@@ -9,7 +9,7 @@ from rich.console import Console
 
 from jax_tformer.config.errors import TrainingFailed
 from jax_tformer.terminal import Interruption
-from parity.gates.measure import ParityError
+from parity_tests.errors import parity_error
 from twin import side_by_side
 from twin.machine import Machine
 from twin.options import read_plan
@@ -32,13 +32,13 @@ def seed_of(*losses):
 
 def test_steps_that_cannot_be_compared():
     require_same_step(1, figures(1.0), figures(2.0))
-    with pytest.raises(ParityError, match="step 3: JAX read 7 tokens, PyTorch 8"):
+    with parity_error("step 3: JAX read 7 tokens, PyTorch 8"):
         require_same_step(3, figures(1.0), figures(1.0, tokens=8))
-    with pytest.raises(ParityError, match=r"gradient norm of step 1 is 1\.0 in JAX and inf in PyTorch"):
+    with parity_error(r"gradient norm of step 1 is 1\.0 in JAX and inf in PyTorch"):
         require_same_step(1, figures(1.0), figures(1.0, norm=float("inf")))
     with pytest.raises(TrainingFailed, match="inf in JAX and nan in PyTorch"):
         require_same_step(1, figures(float("inf")), figures(float("nan")))
-    with pytest.raises(ParityError, match="JAX gives the loss in float32; expected float64"):
+    with parity_error("JAX gives the loss in float32; expected float64"):
         require_loss_type("JAX", "float32", "float64")
 
 
@@ -52,7 +52,7 @@ def test_parameters_that_cannot_be_compared():
         ({"a": np.ones(3, np.float32)}, "dtypes differ: ours float32, theirs float64"),
         ({"a": np.array([1.0, np.nan, 1.0])}, "NaN at 1 places in ours and 0 in theirs"),
     ):
-        with pytest.raises(ParityError, match=message):
+        with parity_error(message):
             parameter_errors(config, ours, ones, None)
 
 

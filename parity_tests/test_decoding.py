@@ -153,7 +153,7 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
 
 
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    "name, kind",
     [
         # An odd number of them, so that the pattern is cut off.
         ("layers by turns", "left prefix"),
@@ -210,17 +210,20 @@ def searched(net, params, model, prompts, free, **options):
     yield from beams_of(*given, BEAMS[0], end_id=end_id, **options)
 
 
-def greedy_of(net, params, model, prompts, *, end_id, start_id=None, penalty=1.0, **options):
-    asked = {"max_new_tokens": room(net.config), "repetition_penalty": penalty}
-    theirs = huggingface_generate(model, prompts, end_id=end_id, start_id=start_id, num_beams=1, **asked, **options)
-    return differing(generate(net, params, prompts, DecodingConfig(**asked), end_id=end_id, start_id=start_id), theirs)
+def greedy_of(*given, penalty=1.0, **options):
+    return differing(*answers_of(*given, {"num_beams": 1, "repetition_penalty": penalty}, **options))
 
 
-def beams_of(net, params, model, prompts, settings, *, end_id, start_id=None, **options):
-    asked = {"max_new_tokens": room(net.config), **settings}
-    theirs = huggingface_generate(model, prompts, end_id=end_id, start_id=start_id, **options | asked)
+def beams_of(*given, **options):
+    return compared_beams(*answers_of(*given, **options))
+
+
+def answers_of(net, params, model, prompts, settings, *, end_id, start_id=None, **options):
+    """(ours, theirs)."""
+    asked, ends = {"max_new_tokens": room(net.config), **settings}, {"end_id": end_id, "start_id": start_id}
     decoding = DecodingConfig(length_penalty_form="power", **asked)
-    return compared_beams(generate(net, params, prompts, decoding, end_id=end_id, start_id=start_id), theirs)
+    theirs = huggingface_generate(model, prompts, **ends, **options | asked)
+    return generate(net, params, prompts, decoding, **ends), theirs
 
 
 ENDS = {"gpt2": (END, 40, None), "bart": (24, 39, None)}

@@ -78,7 +78,7 @@ def gate(masks):
     return judged(rates(masks), *dependences(standardised))
 
 
-@pytest.mark.parametrize(("name", "parts"), [("vaswani-base", 1), ("gpt2", 2), ("bert-base", 1)])
+@pytest.mark.parametrize("name, parts", [("vaswani-base", 1), ("gpt2", 2), ("bert-base", 1)])
 def test_masks_are_drawn_independently(name, parts, record):
     record(name, gate(drawn(replace(CONFIGS[name], dropout=RATES), parts)))
 

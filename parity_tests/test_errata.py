@@ -126,7 +126,7 @@ def test_a_position_table_that_reads_globals():
         np.testing.assert_allclose(position_table(length, width), expected, rtol=0, atol=1e-15)
 
 
-@pytest.mark.parametrize(("scale", "width"), [("head_width", 64), ("model_width", 768)])
+@pytest.mark.parametrize("scale, width", [("head_width", 64), ("model_width", 768)])
 def test_scores_are_divided_by_the_root_of_this_width(scale, width):
     """003 takes that of the model; what follows from it is in gate 1, with a planted fault."""
     config = ARCHITECTURES["notebook-bert"]
@@ -162,7 +162,7 @@ def test_a_block_without_causal_mask_is_an_encoder_block():
 
 
 @pytest.mark.parametrize(
-    ("preset", "projection_biases", "output_bias", "learned_positions", "norm_placement"),
+    "preset, projection_biases, output_bias, learned_positions, norm_placement",
     [
         ("article-encoder-decoder", True, True, False, "post"),
         ("article-encoder", True, True, False, "post"),

@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from numpy.testing import assert_allclose, assert_array_equal
 
 from jax_tformer.config import IGNORED
 from jax_tformer.model.attention import attend
@@ -32,15 +33,15 @@ def notebook_weights(scores, mask):
 
 def test_minus_ten_thousand_does_not_hide_a_large_score():
     literal, ours = notebook_weights([0.0, 1.0, 10002.0], mask=[1, 1, 0])
-    np.testing.assert_allclose(literal, [0.09003, 0.24473, 0.66524], atol=1e-5)
-    np.testing.assert_allclose(ours, [0.26894, 0.73106, 0.0], atol=1e-5)
+    assert_allclose(literal, [0.09003, 0.24473, 0.66524], atol=1e-5)
+    assert_allclose(ours, [0.26894, 0.73106, 0.0], atol=1e-5)
     assert ours[2] == 0
 
 
 def test_minus_ten_thousand_attends_to_padding_where_all_is_padding():
     # 10,000 has steps of 0.001 in float32, so that even the order of the scores is lost.
     literal, ours = notebook_weights([0.0, 1e-4, 2e-4], mask=[0, 0, 0])
-    np.testing.assert_allclose(literal, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+    assert_allclose(literal, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
     assert ours.tolist() == [0, 0, 0]
 
 
@@ -74,10 +75,10 @@ def test_padded_keys_are_hidden_and_padded_queries_ignored():
     # The mask of 004 hides column 3 and leaves row 3: a padded query attends to the tokens, and computes something.
     weights = np.asarray(padded.self_attention)
     assert not weights[..., 3].any()
-    np.testing.assert_allclose(weights[..., 3, :3].sum(-1), np.ones(weights.shape[:3]), rtol=1e-12)
+    assert_allclose(weights[..., 3, :3].sum(-1), np.ones(weights.shape[:3]), rtol=1e-12)
     assert np.abs(np.asarray(padded.hidden)[-1, 0, 3] - np.asarray(other.hidden)[-1, 0, 3]).max() > 1e-3
     # Nothing reads it: whatever stands at the padding, the logits are the same to the bit.
-    np.testing.assert_array_equal(one.logits, two.logits)
+    assert_array_equal(one.logits, two.logits)
 
 
 def test_the_loss_ignores_padded_targets():
@@ -92,7 +93,7 @@ def test_the_loss_ignores_padded_targets():
 
 def test_a_causal_mask_suffices_for_padding_on_the_right():
     padded, other = (lecture_logits(SOURCE, target) for target in (PADDED, OTHER))
-    np.testing.assert_array_equal(padded[:3], other[:3])
+    assert_array_equal(padded[:3], other[:3])
     masked = lecture_logits(SOURCE, PADDED, source_mask=[1] * 4, target_mask=LAST_TWO_PADDED)
     assert relative_error(masked[:3], padded[:3]) <= FLOAT64_BAR
     assert relative_error(masked[3:], padded[3:]) > 0.01
@@ -104,7 +105,7 @@ def test_padding_on_the_left_needs_a_target_mask():
     assert (np.abs(causal_alone[0] - causal_alone[1]).max(axis=1) > 1e-3).all()
     masks = {"source_mask": [1] * 4, "target_mask": FIRST_TWO_PADDED}
     masked = [lecture_logits(SOURCE, target, **masks)[2:] for target in targets]
-    np.testing.assert_array_equal(masked[0], masked[1])
+    assert_array_equal(masked[0], masked[1])
     # The same as without any padding, whose logits stand at the tokens, with positions counted from the first of them.
     unpadded = lecture_logits(SOURCE, PADDED)[:3]
     assert relative_error(masked[0], unpadded) <= FLOAT64_BAR

@@ -15,8 +15,8 @@ import parity
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
 from parity_tests.test_plugin import run_pytest
+from tests.several_processes import ROOT
 
-ROOT = Path(__file__).parents[1]
 EXAMPLE = ROOT / "examples" / "port"
 
 

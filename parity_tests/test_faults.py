@@ -314,12 +314,8 @@ def judge_cudnn():
     return ask
 
 
-def judge_family(config):
-    return judge_reference(family_faults.pair(config))
-
-
-def judge_head(name):
-    return judge_reference(heads.pair(name))
+def judge_pair(pair, of):
+    return judge_reference(pair(of))
 
 
 def judge_relative():
@@ -433,21 +429,20 @@ def judge_first_loss():
     return lambda: [initialisation.excess(CONFIGS["vaswani-base"])]
 
 
-FAMILIES = {config: partial(judge_family, config) for config in family_faults.FAULTS}
+FAMILIES = {config: partial(judge_pair, family_faults.pair, config) for config in family_faults.FAULTS}
 GROUPED = [
     (fault._replace(name=f"{fault.name}, {groups} groups of {6 // groups}"), partial(judge_grouped, by, groups))
     for by, fault in quiet_faults.GROUPED.items()
     for groups in (2, 3)
 ]
 BY_FIRST_LOSS = random_faults.NARROW_TABLES._replace(name="init: tables at 0.02, by the first loss")
-CHOICES = zip(SETTINGS, library_faults.CHOICES, strict=False)
 TABLE = {
     "reference": [
         (judge_two_stacks, [*faults.MODEL, *(Fault(name, nullcontext) for name in faults.WEIGHTS)]),
         (judge_training, faults.TRAINING),
         (judge_dropout, [faults.DROPOUT]),
         (partial(masked, judge_reference, TEXT), [mask_faults.REFERENCE]),
-        *((partial(judge_head, name), given) for name, given in heads.FAULTS.items()),
+        *((partial(judge_pair, heads.pair, name), given) for name, given in heads.FAULTS.items()),
         *((make, family_faults.FAULTS[config]) for config, make in FAMILIES.items()),
         (judge_relative, position_faults.REFERENCE),
     ],
@@ -522,7 +517,7 @@ def test_without_a_fault_the_gates_are_green(make):
 
 
 @pytest.mark.parametrize(
-    ("planted", "make", "fault"),
+    "planted, make, fault",
     [
         (deep if fault in DEEP else pytest.param)(planted, make, fault, id=fault.name)
         for planted, rows in TABLE.items()

@@ -130,7 +130,7 @@ def test_an_equal_pair_is_equal(module):
 
 
 @pytest.mark.parametrize(
-    ("fault", "line", "module_path", "kind"),
+    "fault, line, module_path, kind",
     [
         ("eps", "jnp.sqrt(variance + eps)", "blocks.0.norm_1", "another constant is added: 1e-06 in ours, 1e-05 in"),
         ("scale", "* scale", "blocks.0", "ours is 0.5"),
@@ -186,7 +186,7 @@ def test_queries_and_keys_exchanged_are_not_told_apart_by_numbers(module):
 
 
 @pytest.mark.parametrize(
-    ("theirs", "ours", "said"),
+    "theirs, ours, said",
     [
         (None, None, None),
         (None, np.transpose, "transposed"),
@@ -222,7 +222,7 @@ def test_outputs_of_other_shapes_are_refused(module):
 
 
 @pytest.mark.parametrize(
-    ("ours_takes", "theirs_takes", "said"),
+    "ours_takes, theirs_takes, said",
     [
         (optax.adamw(1e-3, weight_decay=0.01), partial(torch.optim.AdamW, lr=1e-3, weight_decay=0.1), "another decay"),
         (optax.sgd(2e-3), partial(torch.optim.SGD, lr=1e-3), "ours is 2 times theirs"),
@@ -242,10 +242,9 @@ def test_the_same_optimizer_is_the_same(module):
 
 
 @pytest.mark.parametrize(
-    ("inputs", "error", "said"),
+    "inputs, error, said",
     [
         (np.zeros((3, 4)), TypeError, "inputs is a ndarray; expected a list"),
-        ([[1.0, {"x"}]], ParityError, "input 0.1 is set; expected an array of numbers"),
         ([np.zeros((2, 9, 3))], ParityError, "ours failed"),
     ],
 )

@@ -7,12 +7,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from torch import nn
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from parity import first_difference
 from parity.differ import jax_values, traced_sides, values
 from parity_tests.localisation import located
 from parity_tests.other_pairs.faults import FAULTS
+from parity_tests.small_modules import Module, numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 LAYERS, WIDTH, HEADS, GROUPS, LENGTH, VOCABULARY = 3, 32, 4, 2, 24, 96
@@ -101,9 +103,13 @@ def angles(numpy=jnp, base=10000.0):
     return jnp.concatenate((found, found), -1)
 
 
+def asked(ours, theirs):
+    return first_difference(ours, theirs, WEIGHTS, [IDS], backward=False)
+
+
 def test_a_fault_in_a_large_model_is_found_with_its_weights_as_they_are(large):
     module = llama(0.2).train()
-    found = first_difference(ours(jax.nn.gelu, angles), module, WEIGHTS, [IDS], backward=False)
+    found = asked(ours(jax.nn.gelu, angles), module)
     assert found.confirmed
     assert found.kind == "another activation: GELU (tanh) in ours, SiLU in theirs"
     assert found.theirs.module == "model.layers.1.mlp.act_fn"
@@ -123,7 +129,7 @@ def test_a_large_model_runs_a_few_times_however_many_experiments_are_made(large,
             return run(*args, **more)
 
         monkeypatch.setattr(traced_sides.Sides, side, counted)
-    found = first_difference(ours(lambda x: x, angles), llama(0.2), WEIGHTS, [IDS], backward=False)
+    found = asked(ours(lambda x: x, angles), llama(0.2))
     assert found.confirmed
     assert found.theirs.module == "model.layers.1.mlp.act_fn"
     assert len(runs) <= 30
@@ -133,8 +139,7 @@ def test_a_large_model_runs_a_few_times_however_many_experiments_are_made(large,
 @pytest.mark.parametrize("scale", [0.02, 0.2])
 def test_a_table_that_float32_rounded_is_no_difference(numpy, scale, large):
     """A port of Llama is right whatever digits its frequencies have, and PyTorch keeps those of its own in float32."""
-    right = ours(jax.nn.silu, lambda: angles(numpy))
-    found = first_difference(right, llama(scale), WEIGHTS, [IDS], backward=False)
+    found = asked(ours(jax.nn.silu, lambda: angles(numpy)), llama(scale))
     assert not found
     assert found.rounded
 
@@ -142,33 +147,27 @@ def test_a_table_that_float32_rounded_is_no_difference(numpy, scale, large):
 def test_a_table_of_two_numbers_may_be_rounded_too():
     """A class weight of a tenth, which PyTorch keeps in float32."""
 
-    class Weighted(torch.nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = torch.nn.Linear(4, 5)
-            self.register_buffer("weight", torch.tensor([1.0] * 4 + [0.1]))
-
-        def forward(self, x):
-            return torch.log_softmax(self.linear(x), -1) * self.weight
-
-    def weighted(tenth, p, x):
-        return jax.nn.log_softmax(x @ p["kernel"].T + p["bias"]) * jnp.ones(5).at[4].set(tenth)
-
-    given = (
-        Weighted(),
-        {"kernel": "linear.weight", "bias": "linear.bias"},
-        [np.random.default_rng(0).normal(size=(3, 4))],
+    theirs = Module(
+        lambda self, x: torch.log_softmax(self.linear(x), -1) * self.weight,
+        linear=lambda: nn.Linear(4, 5),
+        weight=lambda: nn.Buffer(torch.tensor([1.0] * 4 + [0.1])),
     )
-    assert not first_difference(lambda p, x: weighted(0.1, p, x), *given)
-    assert first_difference(lambda p, x: weighted(0.1001, p, x), *given)
+
+    def found(tenth):
+        def weighted(p, x):
+            return jax.nn.log_softmax(x @ p["kernel"].T + p["bias"]) * jnp.ones(5).at[4].set(tenth)
+
+        weights = {"kernel": "linear.weight", "bias": "linear.bias"}
+        return first_difference(weighted, theirs, weights, [numbers(3, 4)])
+
+    assert not found(0.1)
+    assert found(0.1001)
 
 
 @pytest.mark.parametrize("scale", [0.02, 0.2])
 def test_a_difference_that_grows_through_the_bar_is_not_said_to_begin_there(scale):
     """Another base by one in ten thousand: with small weights it takes layers to be seen at all."""
-    found = first_difference(
-        ours(jax.nn.silu, lambda: angles(np, 10001.0)), llama(scale), WEIGHTS, [IDS], backward=False
-    )
+    found = asked(ours(jax.nn.silu, lambda: angles(np, 10001.0)), llama(scale))
     assert found
     assert not found.sure or "rotary_emb" in found.theirs.module
 

@@ -50,15 +50,26 @@ class Between(nn.Module):
         return torch.tanh(self.down(h)) + x
 
 
+def part(ours, forward, *inputs, names=("up",), **options):
+    """What parts a function and a module of these products alone."""
+    theirs = Module(forward, **dict.fromkeys(names, lambda: nn.Linear(6, 6, bias=False)))
+    weights = {name: f"{name}.weight" for name in names}
+    return first_difference(ours, theirs, weights, inputs or [NUMBERS], **options)
+
+
 def ours(between, p, x):
     h = x @ p["up"].T
     h = between(p, x, h)
     return jnp.tanh(h @ p["down"].T) + x
 
 
-def normalise(p, h):
+def standard(h, root=lambda variance: jnp.sqrt(variance + 1e-5)):
     centred = h - h.mean(-1, keepdims=True)
-    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
+    return centred / root(jnp.square(centred).mean(-1, keepdims=True))
+
+
+def normalise(p, h, *root):
+    return standard(h, *root) * p["scale"] + p["bias"]
 
 
 def same(_, x, h):
@@ -82,14 +93,10 @@ def two_branches(m, x, h):
     return h
 
 
-def table(first, second):
-    """Of angles, in two halves that are read apart."""
-    angles = np.arange(6)[:, None] / 10.0 ** np.arange(3)
-    return np.concatenate([first(angles), second(angles)], -1)
-
-
-def turned(p, x, h, first=np.sin):
-    rows = jnp.asarray(table(first, np.cos))[jnp.arange(6)]
+def turned(p, x, h):
+    """By a table in two halves that are read apart, of which the first should hold sines."""
+    cosines = np.cos(np.arange(6)[:, None] / 10.0 ** np.arange(3))
+    rows = jnp.asarray(np.concatenate([cosines, cosines], -1))[jnp.arange(6)]
     sines, cosines = jnp.split(rows, 2, axis=-1)
     return jnp.concatenate([h[:, :3] * sines, h[:, 3:] * cosines], -1)
 
@@ -126,8 +133,7 @@ def layers(maximum, norm, weight, h):
 
 
 def masked(p, x, h):
-    labels = jnp.asarray(LABELS)
-    mask = labels > 0
+    mask = jnp.asarray(LABELS) > 0
     return jnp.tanh(h * mask)
 
 
@@ -173,7 +179,7 @@ CASES = {
         "theirs computes `lambda m, x, h: m.down(torch.tanh(m.up(m.norm(h)))),` here, ours goes on as without it",
     ),
     "a table of cosines for sines": (
-        partial(turned, first=np.cos),
+        turned,
         turned_there,
         "[jnp.arange(6)]` where theirs reads `sines = angles.sin()`",
     ),
@@ -205,7 +211,7 @@ CASES = {
     "another comparison of whole numbers": (
         masked,
         lambda m, x, h: torch.tanh(h * (torch.tensor(LABELS) != -1)),
-        "ours reads `mask = labels > 0` where theirs reads",
+        "ours reads `mask = jnp.asarray(LABELS) > 0` where theirs reads",
     ),
     "the other sign": (
         lambda p, x, h: jnp.exp(x - h) * h,
@@ -224,7 +230,7 @@ def normed_there(m, x, h):
     return m.norm(h)
 
 
-@pytest.mark.parametrize(("mine", "their", "said"), CASES.values(), ids=CASES)
+@pytest.mark.parametrize("mine, their, said", CASES.values(), ids=CASES)
 def test_what_one_side_does_alone_is_said(mine, their, said):
     found = asked(mine, their)
     assert said in found.kind
@@ -233,12 +239,7 @@ def test_what_one_side_does_alone_is_said(mine, their, said):
 
 def test_what_agrees_for_one_step_alone_shows_nothing():
     """Without its root ours has the variance with eps, as theirs has it before the root; then they part again."""
-
-    def outside(p, x, h):
-        centred = h - h.mean(-1, keepdims=True)
-        return centred / (jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True)) + 1e-5) * p["scale"] + p["bias"]
-
-    found = asked(outside, normed_there)
+    found = asked(lambda p, x, h: normalise(p, h, lambda variance: jnp.sqrt(variance) + 1e-5), normed_there)
     assert found
     assert "without it" not in (found.kind or "")
 
@@ -281,16 +282,15 @@ def test_a_formula_in_another_arrangement_is_not_taken_for_the_fault_behind_it()
 def test_what_the_other_side_computes_elsewhere_is_no_place():
     """Ours returns a row that theirs returns as well, and has no use for another one."""
 
-    class Rows(Between):
-        def forward(self, x):
-            h = self.up(x)
-            return {"first": h[0], "rest": h[1]}
+    def rows_there(self, x):
+        h = self.up(x)
+        return {"first": h[0], "rest": h[1]}
 
     def rows(p, x):
         h = x @ p["up"].T
         return {"first": h[0], "rest": h[0]}
 
-    found = first_difference(rows, Rows(same), WEIGHTS, {"x": NUMBERS}, backward=False)
+    found = part(rows, rows_there, backward=False)
     assert found.ours.source == 'return {"first": h[0], "rest": h[0]}'
 
 
@@ -308,7 +308,7 @@ def test_a_gradient_that_is_cut_before_an_activation_is_named_where_it_is_cut(sc
 
 
 @pytest.mark.parametrize(
-    ("whole", "line"),
+    "whole, line",
     [
         (False, "read = jax.lax.stop_gradient(jnp.tanh(h))"),
         (True, "h = jax.lax.stop_gradient(h + jnp.tanh(h) @ p[name].T)"),
@@ -343,17 +343,16 @@ def test_right_ports_stay_the_same(scale):
     assert not first_difference(right, Between(normed_there), WEIGHTS, [scale * NUMBERS])
 
 
-@pytest.mark.parametrize(("length", "told"), [(12, True), (500, False)])
+@pytest.mark.parametrize("length, told", [(12, True), (500, False)])
 def test_a_batch_too_short_for_angles_is_said(length, told):
     def ours(p, x):
         angles = jnp.arange(x.shape[0])[:, None] / 100.0 ** (jnp.arange(6) / 6)
         return x @ p["up"].T * jnp.cos(angles)
 
-    def rotated(self, x):
-        return self.up(x) * torch.cos(torch.arange(len(x))[:, None] / 100.0 ** (torch.arange(6) / 6))
+    def rotated(m, x):
+        return m.up(x) * torch.cos(torch.arange(len(x))[:, None] / 100.0 ** (torch.arange(6) / 6))
 
-    theirs = Module(rotated, up=lambda: nn.Linear(6, 6, bias=False))
-    found = first_difference(ours, theirs, {"up": "up.weight"}, [numbers(length, 6)])
+    found = part(ours, rotated, numbers(length, 6))
     assert not found
     assert ("positions: 12, and angles part further on: give 500 or more" in str(found)) == told
 
@@ -455,21 +454,12 @@ def test_a_part_that_is_masked_is_not_taken_for_one_that_is_not():
     assert asked(attend, attend_there).kind == "only theirs masks here, ours does not"
 
 
-class Tokens(nn.Module):
-    """Tables of tokens, and of places that are counted where the mask is."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.tokens, self.places = nn.Embedding(8, 6), nn.Embedding(8, 6)
-
-    def forward(self, ids, mask):
-        places = mask.cumsum(1) * mask
-        return torch.tanh(self.tokens(ids) + self.places(places))
-
-
 def test_inputs_that_are_exchanged_are_named_where_they_are_read():
-    """And not where the program reads one of them first: that line is right."""
+    """And not where the program reads one of them first: places are counted where the mask is, and that is right."""
+
+    def placed(m, ids, mask):
+        places = mask.cumsum(1) * mask
+        return torch.tanh(m.tokens(ids) + m.places(places))
 
     def exchanged(p, ids, mask):
         places = mask.cumsum(1) * mask
@@ -477,21 +467,17 @@ def test_inputs_that_are_exchanged_are_named_where_they_are_read():
 
     ids = np.random.default_rng(0).integers(0, 8, (3, 6))
     mask = np.tril(np.ones((3, 6), int), 3)
+    theirs = Module(placed, **dict.fromkeys(("tokens", "places"), lambda: nn.Embedding(8, 6)))
     weights = {"tokens": "tokens.weight", "places": "places.weight"}
-    found = first_difference(exchanged, Tokens(), weights, {"ids": ids, "mask": mask})
+    found = first_difference(exchanged, theirs, weights, {"ids": ids, "mask": mask})
     assert found.sure
     assert found.kind == "ours reads input mask where theirs reads input ids"
     assert 'p["tokens"]' in found.ours.source
-    assert "self.tokens(ids)" in found.theirs.source or found.theirs.module == "tokens"
+    assert "m.tokens(ids)" in found.theirs.source or found.theirs.module == "tokens"
 
 
 def rounded_there(m, x, h):
     return torch.round(4 * (h + 1e-6 * torch.tanh(m.up(h))))
-
-
-def other_norm(p, h):
-    centred = h - h.mean(-1, keepdims=True)
-    return centred / jnp.sqrt(jnp.square(centred).mean(-1, keepdims=True) + 1e-5) * p["positions"][0]
 
 
 def norm_of_another_value_there(m, x, h):
@@ -505,7 +491,7 @@ def norm_of_another_value_there(m, x, h):
 def two_norms(p, x, h):
     h = h + jnp.tanh(h @ p["up"].T)
     h = h + jnp.tanh(normalise(p, h) @ p["down"].T)
-    return jnp.tanh(other_norm(p, h)) @ p["up"].T
+    return jnp.tanh(standard(h) * p["positions"][0]) @ p["up"].T
 
 
 def test_what_agrees_by_chance_shows_nothing():
@@ -518,17 +504,16 @@ def test_what_agrees_by_chance_shows_nothing():
 
 
 def test_a_factor_of_a_number_that_is_returned_is_told():
-    class Loss(Between):
-        def forward(self, x):
-            first, second = self.up(x).square().mean(), self.down(x).square().mean()
-            first = (first + second) / 2
-            return {"first": first, "total": first + second}
+    def loss_there(m, x):
+        first, second = m.up(x).square().mean(), m.down(x).square().mean()
+        first = (first + second) / 2
+        return {"first": first, "total": first + second}
 
     def loss(p, x):
         first, second = (jnp.square(x @ p[name].T).mean() for name in ("up", "down"))
         return {"first": first + second, "total": first + second + second}
 
-    found = first_difference(loss, Loss(same), WEIGHTS, {"x": NUMBERS}, backward=False)
+    found = part(loss, loss_there, names=("up", "down"), backward=False)
     assert found.kind == "theirs applies div here, ours goes on as without it"
     assert found.theirs.source == "first = (first + second) / 2"
 
@@ -649,9 +634,8 @@ def test_a_table_that_is_right_elsewhere_is_named_where_the_wrong_one_is_read():
         messages = jnp.tanh(x[start] @ p["up"].T - x[end])
         return jax.ops.segment_sum(messages, start, 6)
 
-    theirs = Module(summed, up=lambda: nn.Linear(6, 6, bias=False))
     edges = np.array([[0, 1, 2, 3, 4, 5, 0], [1, 2, 4, 4, 5, 0, 3]])
-    found = first_difference(summed_wrongly, theirs, {"up": "up.weight"}, [NUMBERS, edges])
+    found = part(summed_wrongly, summed, NUMBERS, edges)
     assert found.ours.source == "return jax.ops.segment_sum(messages, start, 6)"
     assert found.theirs.source == "return torch.zeros_like(x).index_add(0, end, messages)"
     assert found.sure
@@ -669,10 +653,9 @@ def test_a_loss_that_is_one_operation_masks_inside():
         log_p = torch.log_softmax(m.up(x), -1)
         return {"loss": F.ctc_loss(log_p[:2, None], labels[None], [2], [2], reduction="sum")}
 
-    theirs = Module(aligned_there, up=lambda: nn.Linear(6, 6, bias=False))
-    given = {"up": "up.weight"}, [NUMBERS, np.array([1, 3])]
-    assert not first_difference(partial(aligned, 1.0), theirs, *given, backward=False)
-    found = first_difference(partial(aligned, 2.0), theirs, *given)
+    given = aligned_there, NUMBERS, np.array([1, 3])
+    assert not part(partial(aligned, 1.0), *given, backward=False)
+    found = part(partial(aligned, 2.0), *given)
     assert found
     assert "masks here" not in (found.kind or "")
 
@@ -691,16 +674,15 @@ def test_tables_in_another_order_are_no_weights_that_are_read_wrongly():
 
 
 def test_whole_numbers_that_are_returned_are_compared():
-    class Best(Between):
-        def forward(self, x):
-            h = self.up(x)
-            return {"h": h, "best": (h + self.down(x)).argmax(-1)}
+    def best_there(m, x):
+        h = m.up(x)
+        return {"h": h, "best": (h + m.down(x)).argmax(-1)}
 
     def best(p, x):
         h = x @ p["up"].T
         return {"h": h, "best": h.argmax(-1)}
 
-    found = first_difference(best, Best(same), WEIGHTS, {"x": NUMBERS})
+    found = part(best, best_there, names=("up", "down"))
     assert found
     assert found.differing[0].startswith("best")
     assert "argmax" in found.ours.source

@@ -12,7 +12,7 @@ from torch.nn import functional as F
 
 from parity import first_difference
 from parity.differ.jax_values import unrounded
-from parity_tests.small_modules import linear_rows, numbers
+from parity_tests.small_modules import Module, linear_rows, numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH = 48
@@ -22,17 +22,11 @@ PARTS = ("query", "key", "value", "output")
 WEIGHTS = linear_rows(*PARTS) | {"norm.scale": "norm.weight", "norm.bias": "norm.bias"}
 
 
-class Theirs(nn.Module):
-    def __init__(self, narrow):
-        super().__init__()
-        torch.manual_seed(0)
-        self.query, self.key, self.value, self.output = (nn.Linear(WIDTH, WIDTH) for _ in PARTS)
-        self.norm, self.narrow = nn.LayerNorm(WIDTH), narrow
-
+def theirs(narrow):
     def forward(self, x):
         h = self.norm(x)
         q, k, v = (part(h).unsqueeze(1) for part in (self.query, self.key, self.value))
-        if self.narrow:
+        if narrow:
             scores = (q @ k.transpose(-1, -2)).float() * WIDTH**-0.5
             scores = scores.masked_fill(torch.ones(7, 7).triu(1).bool(), -torch.inf)
             mixed = torch.softmax(scores, dim=-1, dtype=torch.float32).to(v.dtype) @ v
@@ -40,8 +34,10 @@ class Theirs(nn.Module):
             mixed = F.scaled_dot_product_attention(q, k, v, is_causal=True)
         return x + self.output(mixed.squeeze(1))
 
+    return Module(forward, **dict.fromkeys(PARTS, lambda: nn.Linear(WIDTH, WIDTH)), norm=lambda: nn.LayerNorm(WIDTH))
 
-def ours(fault=""):
+
+def ours(fault):
     """In JAX; the line of each fault says its name."""
 
     def norm(x, p):
@@ -71,9 +67,13 @@ def ours(fault=""):
     return forward
 
 
+def asked(fault, narrow):
+    return first_difference(ours(fault), theirs(narrow), WEIGHTS, [X])
+
+
 @pytest.mark.parametrize("narrow", [False, True])
 def test_a_right_port_is_the_same_and_its_float32_is_named(narrow):
-    found = first_difference(ours(), Theirs(narrow), WEIGHTS, [X])
+    found = asked("", narrow)
     assert not found
     assert any("dot_product_attention" in site.source for site in found.narrow)
     assert any("x.astype(jnp.float32)" in site.source for site in found.narrow)
@@ -84,7 +84,7 @@ def test_a_right_port_is_the_same_and_its_float32_is_named(narrow):
 
 @pytest.mark.parametrize("narrow", [False, True])
 @pytest.mark.parametrize(
-    ("fault", "stage", "line", "kind"),
+    "fault, stage, line, kind",
     [
         ("eps", "forward", "variance + eps", "another constant is added: 1e-06 in ours, 1e-05 in theirs"),
         ("mask", "forward", "dot_product_attention", "only theirs masks"),
@@ -94,14 +94,14 @@ def test_a_right_port_is_the_same_and_its_float32_is_named(narrow):
     ],
 )
 def test_a_fault_behind_float32_is_found(fault, stage, line, kind, narrow):
-    found = first_difference(ours(fault), Theirs(narrow), WEIGHTS, [X])
+    found = asked(fault, narrow)
     assert (found.stage, found.sure) == (stage, True)
     assert line in found.ours.source
     assert kind in (found.kind or "")
 
 
 def test_a_type_with_still_fewer_digits_is_a_difference_of_its_own():
-    found = first_difference(ours("bfloat16"), Theirs(False), WEIGHTS, [X])
+    found = asked("bfloat16", False)
     assert "lowers the type here: float64 to bfloat16" in (found.kind or "")
     assert found.sure
     assert "astype(jnp.bfloat16)" in found.ours.source
@@ -120,21 +120,12 @@ def test_of_two_numbers_that_round_alike_the_one_in_the_line_is_meant(number):
     assert unrounded(np.float32(number), np.dtype(np.float32), f"x * {number} + 3.5") == number
 
 
-class Rounded(nn.Module):
+def rounded_there(self, x):
     """As models of others keep a table and a scale, in float32 beside the weights, and mask in two steps."""
-
-    def __init__(self, kept):
-        super().__init__()
-        torch.manual_seed(0)
-        self.output = nn.Linear(WIDTH, WIDTH)
-        self.table = kept(torch.cos(torch.arange(7)[:, None] / 100 ** torch.linspace(0, 1, WIDTH)))
-        self.scale = torch.sqrt(torch.tensor(float(WIDTH)))
-
-    def forward(self, x):
-        lowest = torch.finfo(x.dtype).min
-        scores = (self.output(x) * self.table) @ x.transpose(-1, -2) / self.scale
-        scores = scores.masked_fill(torch.arange(7) == 5, lowest)
-        return torch.softmax(scores + torch.full((7, 7), lowest).triu(1), -1) @ x
+    lowest = torch.finfo(x.dtype).min
+    scores = (self.output(x) * self.table) @ x.transpose(-1, -2) / self.scale
+    scores = scores.masked_fill(torch.arange(7) == 5, lowest)
+    return torch.softmax(scores + torch.full((7, 7), lowest).triu(1), -1) @ x
 
 
 def rounded(divided):
@@ -155,7 +146,12 @@ def rounded(divided):
 @pytest.mark.parametrize("kept", [lambda table: table, partial(nn.Parameter, requires_grad=False)])
 def test_a_scale_and_a_table_of_every_row_count_as_rounded(kept):
     """And a module that asks for the lowest number of its type, without naming the type, runs in float64."""
-    theirs = Rounded(kept)
+    theirs = Module(
+        rounded_there,
+        output=lambda: nn.Linear(WIDTH, WIDTH),
+        table=lambda: kept(torch.cos(torch.arange(7)[:, None] / 100 ** torch.linspace(0, 1, WIDTH))),
+        scale=lambda: torch.sqrt(torch.tensor(float(WIDTH))),
+    )
     params = {"output": {"kernel": theirs.output.weight.detach().T, "bias": theirs.output.bias.detach()}}
     find = partial(first_difference, theirs=theirs, inputs=[X], params=jax.tree.map(np.asarray, params))
     found = find(rounded(lambda scores: scores / np.sqrt(WIDTH)))

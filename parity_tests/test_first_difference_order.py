@@ -1,5 +1,7 @@
 """The same numbers in another order: tokens, heads and groups of heads of a vision transformer that are mixed up."""
 
+from functools import partial
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -24,27 +26,30 @@ WEIGHTS = {
 }
 
 
-class Vision(nn.Module):
-    def __init__(self, flat=False):
-        super().__init__()
-        torch.manual_seed(0)
-        self.flat = flat
-        self.patches = nn.Conv2d(3, WIDTH, 4, 4)
-        self.first, self.positions = (nn.Parameter(torch.randn(1, size, WIDTH)) for size in (1, 7))
-        self.query, self.output = nn.Linear(WIDTH, HEADS * HEAD), nn.Linear(HEADS * HEAD, WIDTH)
-        self.key, self.value = (nn.Linear(WIDTH, KEY_HEADS * HEAD) for _ in range(2))
+def vision(self, x, flat=False):
+    x = self.patches(x).flatten(2).transpose(1, 2)
+    x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.positions
+    q, k, v = (part(x).view(*x.shape[:2], -1, HEAD).transpose(1, 2) for part in (self.query, self.key, self.value))
+    k, v = (y.repeat_interleave(HEADS // KEY_HEADS, 1) for y in (k, v))
+    mixed = F.scaled_dot_product_attention(q, k, v)
+    if flat:
+        # All tokens are rows of one matrix, as in nn.MultiheadAttention.
+        rows = mixed.permute(2, 0, 1, 3).reshape(-1, HEADS * HEAD)
+        return x + self.output(rows).view(-1, *x.shape[::2]).transpose(0, 1)
+    return x + self.output(mixed.transpose(1, 2).flatten(2))
 
-    def forward(self, x):
-        x = self.patches(x).flatten(2).transpose(1, 2)
-        x = torch.cat([self.first.expand(len(x), -1, -1), x], 1) + self.positions
-        q, k, v = (part(x).view(*x.shape[:2], -1, HEAD).transpose(1, 2) for part in (self.query, self.key, self.value))
-        k, v = (y.repeat_interleave(HEADS // KEY_HEADS, 1) for y in (k, v))
-        mixed = F.scaled_dot_product_attention(q, k, v)
-        if self.flat:
-            # All tokens are rows of one matrix, as in nn.MultiheadAttention.
-            rows = mixed.permute(2, 0, 1, 3).reshape(-1, HEADS * HEAD)
-            return x + self.output(rows).view(-1, *x.shape[::2]).transpose(0, 1)
-        return x + self.output(mixed.transpose(1, 2).flatten(2))
+
+PARTS = {
+    "patches": lambda: nn.Conv2d(3, WIDTH, 4, 4),
+    "first": lambda: nn.Parameter(torch.randn(1, 1, WIDTH)),
+    "positions": lambda: nn.Parameter(torch.randn(1, 7, WIDTH)),
+    **dict.fromkeys(("query", "output"), lambda: nn.Linear(WIDTH, WIDTH)),
+    **dict.fromkeys(("key", "value"), lambda: nn.Linear(WIDTH, KEY_HEADS * HEAD)),
+}
+
+
+def asked(ours, weights=WEIGHTS, **options):
+    return first_difference(ours, Module(partial(vision, **options), **PARTS), weights, [X])
 
 
 def ours(fault=""):
@@ -77,7 +82,7 @@ def ours(fault=""):
 
 
 @pytest.mark.parametrize(
-    ("fault", "flat", "line"),
+    "fault, flat, line",
     [
         ("columns", False, "x.transpose(0, 2, 1, 3)"),
         ("last", False, 'fault == "last"'),
@@ -88,14 +93,14 @@ def ours(fault=""):
     ],
 )
 def test_the_line_that_mixes_up_the_order_is_named(fault, flat, line):
-    found = first_difference(ours(fault), Vision(flat), WEIGHTS, [X])
+    found = asked(ours(fault), flat=flat)
     assert line in found.ours.source
     assert found.kind.startswith("the same numbers in another order")
     assert found.sure
 
 
 @pytest.mark.parametrize(
-    ("join", "named"),
+    "join, named",
     [
         (lambda first, x: jnp.concatenate([x, first]), "jnp.concatenate([x, first])"),
         (lambda first, x: jnp.concatenate([first, x[::-1]]), "x[::-1]"),
@@ -168,7 +173,7 @@ def test_what_theirs_sorts_is_in_another_order_in_the_right_port_too(fault):
 
 
 @pytest.mark.parametrize(
-    ("fault", "line"), [("sorted", "jnp.argsort("), ("far", "x[::-1]"), ("", ""), ("factor", "0.7 * jnp.tanh")]
+    "fault, line", [("sorted", "jnp.argsort("), ("far", "x[::-1]"), ("", ""), ("factor", "0.7 * jnp.tanh")]
 )
 def test_what_is_sorted_the_other_way_is_named_where_it_is_sorted(fault, line):
     """And what is in another order long before it matters."""
@@ -199,13 +204,13 @@ def test_what_is_sorted_the_other_way_is_named_where_it_is_sorted(fault, line):
 
 def test_a_right_order_is_no_difference_and_hides_none():
     """Queries and keys whose elements are in another order, both, as rotated halves are, give the same products."""
-    assert not first_difference(ours(), Vision(), WEIGHTS, [X])
+    assert not asked(ours())
 
     sizes = {"two": 2, "c": HEAD // 2}
     halves = {f"{name}.kernel": Weight(f"{name}.weight", "(h two c) i -> i (h c two)", sizes) for name in LINEAR[:2]}
     halves |= {f"{name}.bias": Weight(f"{name}.bias", "(h two c) -> (h c two)", sizes) for name in LINEAR[:2]}
-    assert not first_difference(ours(), Vision(), WEIGHTS | halves, [X])
-    found = first_difference(ours("scale"), Vision(), WEIGHTS | halves, [X])
+    assert not asked(ours(), WEIGHTS | halves)
+    found = asked(ours("scale"), WEIGHTS | halves)
     assert "jnp.einsum" in found.ours.source
     assert "order" not in (found.kind or "")
 

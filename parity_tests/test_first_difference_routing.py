@@ -24,24 +24,31 @@ WEIGHTS = {
 }
 
 
-class Experts(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.gate, self.output = nn.Linear(WIDTH, EXPERTS, bias=False), nn.Linear(WIDTH, WIDTH)
-        self.up, self.open = (nn.Parameter(torch.randn(EXPERTS, WIDTH, HIDDEN) * 0.3) for _ in range(2))
-        self.down = nn.Parameter(torch.randn(EXPERTS, HIDDEN, WIDTH) * 0.3)
+def experts(self, x):
+    tokens = x.reshape(-1, WIDTH)
+    weights, chosen = torch.topk(torch.softmax(self.gate(tokens), dim=-1), CHOSEN)
+    weights = weights / weights.sum(-1, keepdim=True)
+    mixed, masks = torch.zeros_like(tokens), F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
+    for expert in range(EXPERTS):
+        rank, token = torch.where(masks[expert])
+        hidden = F.silu(tokens[token] @ self.open[expert]) * (tokens[token] @ self.up[expert])
+        mixed.index_add_(0, token, hidden @ self.down[expert] * weights[token, rank, None])
+    return self.output(mixed).reshape(x.shape)
 
-    def forward(self, x):
-        tokens = x.reshape(-1, WIDTH)
-        weights, chosen = torch.topk(torch.softmax(self.gate(tokens), dim=-1), CHOSEN)
-        weights = weights / weights.sum(-1, keepdim=True)
-        mixed, masks = torch.zeros_like(tokens), F.one_hot(chosen, EXPERTS).permute(2, 1, 0)
-        for expert in range(EXPERTS):
-            rank, token = torch.where(masks[expert])
-            hidden = F.silu(tokens[token] @ self.open[expert]) * (tokens[token] @ self.up[expert])
-            mixed.index_add_(0, token, hidden @ self.down[expert] * weights[token, rank, None])
-        return self.output(mixed).reshape(x.shape)
+
+def matrices(*shape):
+    """One of each expert."""
+    return lambda: nn.Parameter(torch.randn(EXPERTS, *shape) * 0.3)
+
+
+THEIRS = Module(
+    experts,
+    gate=lambda: nn.Linear(WIDTH, EXPERTS, bias=False),
+    output=lambda: nn.Linear(WIDTH, WIDTH),
+    up=matrices(WIDTH, HIDDEN),
+    open=matrices(WIDTH, HIDDEN),
+    down=matrices(HIDDEN, WIDTH),
+)
 
 
 def ours(fault="", descending=True):
@@ -75,7 +82,7 @@ def ours(fault="", descending=True):
 
 
 def asked(ours):
-    return first_difference(ours, Experts(), WEIGHTS, [X])
+    return first_difference(ours, THEIRS, WEIGHTS, [X])
 
 
 @pytest.mark.parametrize("descending", [True, False])
@@ -85,7 +92,7 @@ def test_sorting_and_masks_are_the_same(descending):
 
 @pytest.mark.parametrize("descending", [True, False])
 @pytest.mark.parametrize(
-    ("fault", "line", "their_line", "kind"),
+    "fault, line, their_line, kind",
     [
         ("scores", "2 * scores", "self.gate(tokens)", ""),
         ("weights", "weights.reshape(-1)[order]", "weights.sum(-1", ""),
@@ -102,7 +109,7 @@ def test_a_fault_among_experts_is_found(fault, line, their_line, kind, descendin
 
 
 @pytest.mark.parametrize(
-    ("fault", "line", "kind"),
+    "fault, line, kind",
     [
         ("bias", "jax.lax.top_k(groups, 2)[0].sum(-1)", "theirs adds bias here, ours goes on as without it"),
         ("groups", 'fault == "groups"', ""),
@@ -112,20 +119,13 @@ def test_a_fault_among_experts_is_found(fault, line, their_line, kind, descendin
 def test_what_chooses_is_named_and_not_what_is_chosen(fault, line, kind):
     """Experts of the best groups, as DeepSeek-V3 chooses them."""
 
-    class Chosen(nn.Module):
-        def __init__(self):
-            super().__init__()
-            torch.manual_seed(0)
-            self.gate = nn.Linear(WIDTH, 8, bias=False)
-            self.bias = nn.Parameter(torch.randn(8))
-
-        def forward(self, x):
-            scores = self.gate(x).sigmoid()
-            biased = scores + self.bias
-            groups = biased.view(-1, 4, 2).topk(2, -1)[0].sum(-1).topk(2, -1, sorted=False)[1]
-            mask = torch.zeros(len(x), 4).scatter_(1, groups, 1).repeat_interleave(2, 1)
-            weights = scores.gather(1, biased.masked_fill(~mask.bool(), 0.0).topk(2, -1, sorted=False)[1])
-            return torch.tanh(weights / weights.sum(-1, keepdim=True)).sum(-1, keepdim=True) * x
+    def chosen_there(self, x):
+        scores = self.gate(x).sigmoid()
+        biased = scores + self.bias
+        groups = biased.view(-1, 4, 2).topk(2, -1)[0].sum(-1).topk(2, -1, sorted=False)[1]
+        mask = torch.zeros(len(x), 4).scatter_(1, groups, 1).repeat_interleave(2, 1)
+        weights = scores.gather(1, biased.masked_fill(~mask.bool(), 0.0).topk(2, -1, sorted=False)[1])
+        return torch.tanh(weights / weights.sum(-1, keepdim=True)).sum(-1, keepdim=True) * x
 
     def chosen(p, x):
         scores = jax.nn.sigmoid(x @ p["gate"])
@@ -139,8 +139,11 @@ def test_what_chooses_is_named_and_not_what_is_chosen(fault, line, kind):
         weights = weights * 0.5 if fault == "after" else weights
         return jnp.tanh(weights).sum(-1, keepdims=True) * x
 
+    theirs = Module(
+        chosen_there, gate=lambda: nn.Linear(WIDTH, 8, bias=False), bias=lambda: nn.Parameter(torch.randn(8))
+    )
     weights = {"gate": ("gate.weight", "o i -> i o"), "bias": "bias"}
-    found = first_difference(chosen, Chosen(), weights, [numbers(12, WIDTH)], backward=False)
+    found = first_difference(chosen, theirs, weights, [numbers(12, WIDTH)], backward=False)
     assert line in found.ours.source
     assert kind in (found.kind or "")
     assert "mask" not in (found.kind or "")

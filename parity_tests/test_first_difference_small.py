@@ -30,6 +30,15 @@ NUMBERS = numbers(5, 4, seed=1)
 LINEAR = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
 
 
+def of_linear(forward, width=3):
+    """A module of one linear layer."""
+    return Module(forward, linear=lambda: linear(width))
+
+
+def affine(p, x):
+    return x @ p["kernel"] + p["bias"]
+
+
 def asked(ours, theirs, weights=LINEAR, **options):
     """Where they part on the numbers of this file."""
     return first_difference(ours, theirs, weights, [NUMBERS], **options)
@@ -43,7 +52,7 @@ def test_a_step_within_an_activation_is_not_taken_for_it(theirs):
         return self.down(theirs(self.up(x)))
 
     def ours(p, x):
-        return jax.nn.gelu(x @ p["kernel"] + p["bias"], approximate=True) @ p["down"].T
+        return jax.nn.gelu(affine(p, x), approximate=True) @ p["down"].T
 
     weights = {"kernel": ("up.weight", "o i -> i o"), "bias": "up.bias", "down": "down.weight"}
     module = Module(forward, up=lambda: linear(8), down=lambda: nn.Linear(8, 3, bias=False))
@@ -72,7 +81,7 @@ def test_experts_in_one_product_and_one_by_one():
 
 
 def test_a_mask_of_a_large_negative_number_hides_nothing():
-    theirs = Module(lambda self, x: (self.linear(x) + torch.arange(6) % 2 * -1e9).softmax(-1), linear=lambda: linear(6))
+    theirs = of_linear(lambda self, x: (self.linear(x) + torch.arange(6) % 2 * -1e9).softmax(-1), 6)
 
     def ours(p, x):
         scores = x @ p["kernel"] + p["bias"][::-1]
@@ -86,8 +95,8 @@ def test_what_is_not_compared_is_said():
     def forward(self, x):
         return {"y": self.linear(x), "ids": self.linear(x).argmax(-1), "z": x}
 
-    theirs = Module(forward, linear=linear)
-    found = asked(lambda p, x: {"y": x @ p["kernel"] + p["bias"]}, theirs)
+    theirs = of_linear(forward)
+    found = asked(lambda p, x: {"y": affine(p, x)}, theirs)
     assert not found
     assert str(found).endswith("the same (not compared: ids, z)")
     found = asked(lambda p, x: {"y": x @ p["kernel"]}, theirs)
@@ -179,11 +188,11 @@ def door():
         y = entered(self.linear(x), mask, state, **others)
         return BaseModelOutput(last_hidden_state=getattr(torch, act)(y), hidden_states=(y, y))
 
-    return Module(forward, linear=linear)
+    return of_linear(forward)
 
 
 def through_the_door(p, x, mask=None, state=None, act="tanh", key=None, **others):
-    y = entered(x @ p["kernel"] + p["bias"], mask, state, **others)
+    y = entered(affine(p, x), mask, state, **others)
     y = y if key is None else y + 0 * jax.random.normal(key, y.shape)
     return {"last_hidden_state": getattr(jnp, act)(y), "hidden_states": (y, y), "extra": (None, act)}
 
@@ -237,7 +246,7 @@ LINE = f"{Path(__file__).name}:{norm_and_gelu.__code__.co_firstlineno + 3}"
 
 
 @pytest.mark.parametrize(
-    ("changed", "ignore", "behind"),
+    "changed, ignore, behind",
     [
         ({"eps": 1e-3}, "epsilon", None),
         ({"eps": 1e-3}, "norm", None),
@@ -257,9 +266,9 @@ def test_what_is_accepted_is_passed_and_named(changed, ignore, behind):
 
 def test_behind_what_never_meets_again_nothing_is_looked_for():
     def ours(p, x):
-        return jnp.tanh(x @ p["kernel"] + p["bias"]) * 3
+        return jnp.tanh(affine(p, x)) * 3
 
-    theirs = Module(lambda self, x: torch.cos(self.linear(x)), linear=linear)
+    theirs = of_linear(lambda self, x: torch.cos(self.linear(x)))
     found = asked(ours, theirs, ignore=["ours"])
     assert "the two sides do not come together: the search ends here" in str(found)
 
@@ -271,10 +280,10 @@ def test_a_bar_of_ones_own(bar):
 
 
 def test_an_answer_names_a_place_where_each_side_computes_what_the_other_returns():
-    theirs = Module(lambda self, x: torch.tanh(self.linear(x)) - 2 * self.linear(x), linear=linear)
+    theirs = of_linear(lambda self, x: torch.tanh(self.linear(x)) - 2 * self.linear(x))
 
     def ours(p, x):
-        y = x @ p["kernel"] + p["bias"]
+        y = affine(p, x)
         return {"output": jnp.tanh(y), "unused": jnp.tanh(y) - 2 * y}["output"] + 0 * (jnp.tanh(y) - 2 * y)
 
     found = asked(ours, theirs)
@@ -329,9 +338,9 @@ def test_parts_in_another_order_are_named_where_they_are_put_together():
     def ours(p, x):
         angles = jnp.arange(5)[:, None] / 10.0 ** jnp.arange(3)
         table = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)
-        return jnp.tanh(x @ p["kernel"] + p["bias"] + table)
+        return jnp.tanh(affine(p, x) + table)
 
-    found = asked(ours, Module(forward, linear=lambda: linear(6)))
+    found = asked(ours, of_linear(forward, 6))
     assert (found.stage, found.sure, found.parameters) == ("forward", True, ())
     assert found.kind == "the same numbers in another order: along axis 1 places 0 to 5 are in another order"
     assert found.ours.source == "table = jnp.concatenate([jnp.cos(angles), jnp.sin(angles)], -1)"
@@ -384,17 +393,17 @@ def test_another_number_that_stands_in_the_program_is_told():
         return z * y
 
     def ours(p, x):
-        z = x @ p["kernel"] + p["bias"]
+        z = affine(p, x)
         y = jax.nn.sigmoid(z - 0.5)
         return z * y
 
-    found = asked(ours, Module(forward, linear=linear))
+    found = asked(ours, of_linear(forward))
     assert found.kind == "another number stands in the program: 0.5 in ours, 0.25 in theirs"
     assert ("0.5" in found.ours.source, "0.25" in found.theirs.source) == (True, True)
 
 
 def test_a_complex_number_may_stand_in_the_program():
-    theirs = Module(lambda self, x: torch.fft.rfft(self.linear(x), norm="ortho").abs(), linear=linear)
+    theirs = of_linear(lambda self, x: torch.fft.rfft(self.linear(x), norm="ortho").abs())
 
     def ours(p, x, times=1.0):
         return jnp.abs(jnp.fft.rfft(x @ p["kernel"] + times * p["bias"], norm="ortho"))

@@ -15,29 +15,26 @@ from parity import check_parity, first_difference
 from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import values_of_torch
 from parity.islands import Float64
-from parity_tests.small_modules import numbers
+from parity_tests.small_modules import Module, numbers
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 X = numbers(3, 8)
 WEIGHTS = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
 
 
-class Repeated(nn.Module):
+def repeated(self, x):
     """Three times a linear layer and tanh, with operations in place and a view that is written to."""
-
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.linear = nn.Linear(8, 8)
-
-    def forward(self, x):
+    x = x.clone()
+    for _ in range(3):
+        x = self.linear(x).tanh()
         x = x.clone()
-        for _ in range(3):
-            x = self.linear(x).tanh()
-            x = x.clone()
-            x.mul_(1.5)
-            x[:, 0] = x[:, 0] + 1
-        return x
+        x.mul_(1.5)
+        x[:, 0] = x[:, 0] + 1
+    return x
+
+
+def module(forward=repeated):
+    return Module(forward, linear=lambda: nn.Linear(8, 8))
 
 
 def step(p, x, factor=1.5):
@@ -82,7 +79,7 @@ def by_custom_derivative(p, x, factor):
 
 
 def asked(ours, theirs=None, **options):
-    return first_difference(ours, Repeated() if theirs is None else theirs, WEIGHTS, [X], **options)
+    return first_difference(ours, module() if theirs is None else theirs, WEIGHTS, [X], **options)
 
 
 @pytest.mark.parametrize("ours", [by_while, by_fori, by_scan, by_cond, by_remat, by_custom_derivative])
@@ -156,24 +153,22 @@ def test_what_is_fresh_is_made_of_nothing():
 def test_lines_of_the_module_are_named_under_float64(within):
     """Its casts to float32 would be named first, were it not for Float64."""
 
-    class Narrow(Repeated):
-        def forward(self, x):
-            with Float64() if within else nullcontext():
-                x = super().forward(x.float())
-                return x + torch.ones(8, dtype=torch.float32)
+    def narrow(self, x):
+        with Float64() if within else nullcontext():
+            return repeated(self, x.float()) + torch.ones(8, dtype=torch.float32)
 
     def ours(p, x, factor):
         return by_scan(p, x, factor) + 1
 
     with nullcontext() if within else Float64():
-        assert not asked(partial(ours, factor=1.5), Narrow())
-        found = asked(partial(ours, factor=1.4), Narrow())
+        assert not asked(partial(ours, factor=1.5), module(narrow))
+        found = asked(partial(ours, factor=1.4), module(narrow))
     assert (found.theirs.file, found.theirs.source) == (__file__, "x.mul_(1.5)")
     assert found.sure
 
 
 def test_compiled_modules_are_looked_into():
-    assert not asked(partial(by_scan, factor=1.5), torch.compile(Repeated()))
+    assert not asked(partial(by_scan, factor=1.5), torch.compile(module()))
 
 
 @pytest.mark.parametrize("factor", [1.0, 1.5])
@@ -192,16 +187,16 @@ def test_a_program_over_a_mesh_is_one_value_and_named(factor):
 
 
 def test_the_module_and_float32_stay_as_they_were():
-    module = Repeated().train()
-    before = {name: p.clone() for name, p in module.named_parameters()}
-    asked(partial(by_scan, factor=1.5), module)
-    assert module.training
-    assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in module.named_parameters())
-    assert all(p.grad is None for p in module.parameters())
+    theirs = module().train()
+    before = {name: p.clone() for name, p in theirs.named_parameters()}
+    asked(partial(by_scan, factor=1.5), theirs)
+    assert theirs.training
+    assert all(p.dtype == torch.float32 and torch.equal(p, before[name]) for name, p in theirs.named_parameters())
+    assert all(p.grad is None for p in theirs.parameters())
 
 
 @pytest.mark.parametrize(
-    ("slope", "differs", "line"),
+    "slope, differs, line",
     [(jax.grad, False, ""), (lambda f: lambda x: 2 * jax.grad(f)(x), True, "slope(energy)(x)")],
 )
 def test_a_module_that_differentiates_what_it_computes(slope, differs, line):
@@ -213,18 +208,13 @@ def test_a_module_that_differentiates_what_it_computes(slope, differs, line):
 
         return {"energy": energy(x), "forces": slope(energy)(x)}
 
-    class Forces(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.linear = nn.Linear(8, 8)
+    def forces(self, x):
+        energy = self.linear(x.requires_grad_()).tanh().sum()
+        return {"energy": energy, "forces": torch.autograd.grad(energy, x, create_graph=True)[0]}
 
-        def forward(self, x):
-            energy = self.linear(x.requires_grad_()).tanh().sum()
-            return {"energy": energy, "forces": torch.autograd.grad(energy, x, create_graph=True)[0]}
-
-    theirs = Forces()
+    theirs = module(forces)
     theirs.linear.weight.requires_grad_(False)
-    found = first_difference(ours, theirs, WEIGHTS, [X])
+    found = asked(ours, theirs)
     assert bool(found) == differs
     assert line in (found.ours.source if differs else "")
     assert [p.requires_grad for p in theirs.parameters()] == [False, True]

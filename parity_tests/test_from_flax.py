@@ -19,10 +19,10 @@ from parity_tests.huggingface import Oracle, bytes_lost, config_json
 from parity_tests.oracles import ENTRIES
 from parity_tests.test_pretrained import opened, saved, stored
 from tests.refusals import refused
+from tests.several_processes import ROOT
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 FLAX, OUT = Path("flax"), Path("out")
-ROOT = Path(__file__).parents[1]
 WITH_FLAX = ("gpt2", "bert", "roberta", "distilbert", "bart", "marian", "t5", "opt", "llama", "mistral", "gemma")
 """The families that had Flax models, of those that we have, as the names of the entries begin."""
 NAMES = [name for name in ENTRIES if name.split()[0] in WITH_FLAX]
@@ -100,7 +100,7 @@ def packed(length, dtype="float32", kind=1):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [
         (packed(3)[:-4], "truncated or damaged"),
         (packed(3) + b"more", "truncated or damaged .*extra data"),

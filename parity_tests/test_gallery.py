@@ -2,15 +2,14 @@
 
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from parity.__main__ import main as parity
+from parity_tests.depth import deeper
+from tests.several_processes import ROOT, run_alone
 
-ROOT = Path(__file__).parents[1]
 PAGE = (ROOT / "docs" / "gallery.md").read_text("utf-8")
 TEXTS = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "examples" / "gallery").glob("*.py"))}
 BUG = re.compile(r"^( *)# The bug\. Mended: (.*)\n *(.*)$", re.MULTILINE)
@@ -53,8 +52,6 @@ def test_there_are_enough():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("page", ["gallery", pytest.param("porting", marks=pytest.mark.deeper)])
+@pytest.mark.parametrize("page", ["gallery", deeper("porting")])
 def test_the_commands_print_what_the_page_says(page):
-    command = [sys.executable, "docs/rerun.py", "--check", page]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
-    assert done.returncode == 0, done.stderr
+    run_alone(["docs/rerun.py", "--check", page], cwd=ROOT)

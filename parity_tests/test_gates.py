@@ -13,6 +13,7 @@ from parity import Difference, ParityError
 from parity import check_parity as check_and_explain
 from parity.gates.bridge import Bridge
 from parity.gates.check import OwnPair
+from parity_tests.errors import parity_error
 from parity_tests.small_modules import Module, linear_rows, numbers
 
 check_parity = partial(check_and_explain, explain=False)
@@ -78,7 +79,7 @@ def detached(params, x):
 
 
 @pytest.mark.parametrize(
-    ("function", "message"),
+    "function, message",
     [
         (changed(lambda array: array.astype(jnp.float32)), "mine: z: dtypes differ: ours float32, theirs float64"),
         (
@@ -109,25 +110,19 @@ def detached(params, x):
     ],
 )
 def test_what_differs_is_shown_from_both_sides(function, message, module):
-    with pytest.raises(ParityError, match=message):
+    with parity_error(message):
         check_parity(function, module, WEIGHTS, [X], name="mine")
-
-
-class WithLoss(nn.Linear):
-    def forward(self, x):
-        logits = super().forward(x)
-        return {"logits": logits, "loss": logits.square().mean()}
 
 
 def test_an_output_called_loss_is_the_pairs_own():
     """The projection of all outputs used to take its place."""
 
-    def wrong(params, x):
-        logits = linear(params, x)
-        return {"logits": logits, "loss": jnp.square(logits).mean() * 1.25}
+    def with_loss(logits, factor=1.0):
+        return {"logits": logits, "loss": (logits * logits).mean() * factor}
 
-    with pytest.raises(ParityError, match=r"gate 1 activations: 2.50e-01 >  1e-12 \(loss\)$"):
-        check_parity(wrong, WithLoss(4, 6), LINEAR, [X], gates=["1"])
+    theirs = Module(lambda self, x: with_loss(self.up(x)), up=lambda: nn.Linear(4, 6))
+    with parity_error(r"gate 1 activations: 2.50e-01 >  1e-12 \(loss\)$"):
+        check_parity(lambda p, x: with_loss(linear(p["up"], x), 1.25), theirs, linear_rows("up"), [X], gates=["1"])
 
 
 def test_an_optimizer_that_strays_names_the_users_parameters(module):
@@ -140,7 +135,7 @@ def test_an_optimizer_that_strays_names_the_users_parameters(module):
 
 
 @pytest.mark.parametrize(
-    ("given", "error", "message"),
+    "given, error, message",
     [
         (
             {"weights": WEIGHTS | {"up.kernel": ("up.weight", "o i->i o")}},
@@ -160,19 +155,10 @@ def test_arguments_that_do_not_fit_are_refused(given, error, message, module):
         check_parity(**{"ours": ours, "theirs": module, "weights": WEIGHTS, "inputs": [X]} | given)
 
 
-class Attention(nn.Module):
-    """With what small transformers have: a key bias without a gradient, a buffer, dropout, a frozen scale."""
-
-    def __init__(self):
-        super().__init__()
-        self.query, self.key, self.dropout = nn.Linear(4, 4), nn.Linear(4, 4), nn.Dropout(0.5)
-        self.frozen = nn.Parameter(torch.full((1,), 2.0), requires_grad=False)
-        self.register_buffer("mask", torch.ones(5, 5, dtype=torch.bool).tril())
-
-    def forward(self, x):
-        scores = (self.query(x) @ self.key(x).T * self.frozen).masked_fill(~self.mask, -torch.inf)
-        weights = scores.softmax(-1)
-        return {"output": self.dropout(weights @ x), "best": weights.argmax(-1)}
+def their_attention(self, x):
+    scores = (self.query(x) @ self.key(x).T * self.frozen).masked_fill(~self.mask, -torch.inf)
+    weights = scores.softmax(-1)
+    return {"output": self.dropout(weights @ x), "best": weights.argmax(-1)}
 
 
 def attention(params, x):
@@ -186,12 +172,18 @@ ROWS = linear_rows("query", "key") | {"frozen": "frozen"}
 
 
 def test_buffers_dropout_frozen_parameters_whole_numbers_and_a_gradient_of_zero():
-    torch.manual_seed(0)
-    module = Attention()
+    """What small transformers have; the gradient is that of the bias of keys."""
+    module = Module(
+        their_attention,
+        **dict.fromkeys(("query", "key"), lambda: nn.Linear(4, 4)),
+        dropout=lambda: nn.Dropout(0.5),
+        frozen=lambda: nn.Parameter(torch.full((1,), 2.0), requires_grad=False),
+        mask=lambda: nn.Buffer(torch.ones(5, 5, dtype=torch.bool).tril()),
+    )
     assert all(figure.passed for figure in check_parity(attention, module, ROWS, [X], zero_gradients=["key.bias"]))
     assert module.training
     for gate in "25":
-        with pytest.raises(ParityError, match=f"gate {gate}") as raised:
+        with parity_error(f"gate {gate}") as raised:
             check_and_explain(attention, module, ROWS, [X], gates=["1", gate])
         assert "the gradients of key.bias; name them in zero_gradients" in str(raised.value.difference)
 
@@ -203,7 +195,7 @@ def test_a_red_gate_5_is_explained_with_the_weights_of_its_steps(module):
         return linear(params, x) * (1 + jax.nn.relu(jnp.abs(params["bias"][0]) - 0.01))
 
     nn.init.zeros_(module.up.bias)
-    with pytest.raises(ParityError, match="gate 5") as raised:
+    with parity_error("gate 5") as raised:
         check_and_explain(late, module.up, LINEAR, [X], gates=["1", "2", "5"])
     assert "they part on the way forward" in str(raised.value.difference)
 
@@ -220,7 +212,7 @@ def test_gradients_are_taken_where_they_are_switched_off():
     assert (found.gradients["bias"] == 2).all()
 
 
-@pytest.mark.parametrize(("function", "line"), [(off, "array * (1 + 1e-9)"), (detached, "stop_gradient")])
+@pytest.mark.parametrize("function, line", [(off, "array * (1 + 1e-9)"), (detached, "stop_gradient")])
 def test_a_red_gate_says_where_the_two_part(function, line, module):
     with pytest.raises(ParityError) as error:
         check_and_explain(function, module, WEIGHTS, [X], gates=["1", "2"])
@@ -238,6 +230,6 @@ def test_a_search_that_breaks_hides_no_red_gate(module, monkeypatch):
         raise RuntimeError("two\nlines")
 
     monkeypatch.setattr("parity.gates.check.first_difference", broken)
-    with pytest.raises(ParityError, match=r"gate 1 activations: 1.00e-09") as error:
+    with parity_error(r"gate 1 activations: 1.00e-09") as error:
         check_and_explain(off, module, WEIGHTS, [X], gates=["1"])
     assert error.value.__notes__ == ["where they part was not found (RuntimeError: two lines)"]

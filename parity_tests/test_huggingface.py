@@ -141,7 +141,7 @@ def test_gates_3_and_4_of_the_forward_pass(name, record):
 
 @pytest.mark.parametrize("padding", ["right", "left"])
 @pytest.mark.parametrize(
-    ("name", "side"), [("gpt2", "decoder"), ("bert masked", "encoder"), ("bart", "encoder"), ("bart", "decoder")]
+    "name, side", [("gpt2", "decoder"), ("bert masked", "encoder"), ("bart", "encoder"), ("bart", "decoder")]
 )
 def test_nothing_is_left_out_but_what_differs(name, side, padding):
     """Hidden states of the first layer differ at every position that is not compared, and at no other."""
@@ -205,7 +205,7 @@ SIDES = [*product(["roberta masked", "roberta tokens"], ["right", "left"]), ("ro
 
 
 @pytest.mark.parametrize("padding_token", [1, 0, 5])
-@pytest.mark.parametrize(("name", "padding"), SIDES)
+@pytest.mark.parametrize("name, padding", SIDES)
 def test_roberta_counts_positions_from_its_padding_token(name, padding, padding_token, record):
     """Told nothing but the mask, it leaves out the padding token, on either side, and so do we by the mask.
 
@@ -226,7 +226,7 @@ def test_roberta_counts_positions_from_its_padding_token(name, padding, padding_
     record(f"huggingface {name}", compared("1 activations", *both))
 
 
-@pytest.mark.parametrize(("name", "variant"), VARIANTS)
+@pytest.mark.parametrize("name, variant", VARIANTS)
 def test_settings_are_honoured(name, variant, record):
     """By the JAX model, forward, and by the reference, whose gradients need no compilation."""
     oracle = Oracle(name, **ENTRIES[name].variants[variant])

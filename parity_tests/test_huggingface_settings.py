@@ -93,7 +93,7 @@ OLDER = [
 ]
 
 
-@pytest.mark.parametrize(("name", "settings"), OLDER)
+@pytest.mark.parametrize("name, settings", OLDER)
 def test_a_config_json_means_what_transformers_reads_in_it(name, settings):
     """Whatever its form: `transformers` brings it into the newest one, and ours reads both."""
     # A copy: it writes into the objects that it is given.
@@ -169,7 +169,7 @@ MEANINGS = [
 ]
 
 
-@pytest.mark.parametrize(("name", "settings", "fields", "expected"), MEANINGS)
+@pytest.mark.parametrize("name, settings, fields, expected", MEANINGS)
 def test_what_settings_become(name, settings, fields, expected):
     """The numbers: reading two forms wrongly alike would pass the test above."""
     assert attrgetter(*fields.split())(read(name, **settings)) == expected
@@ -229,13 +229,13 @@ ONE_VALUE = [(name, field, only) for name, family in FAMILIES.items() for field,
 """Settings of which each class has one value, and no field of ours another."""
 
 
-@pytest.mark.parametrize(("name", "change", "message"), REFUSED)
+@pytest.mark.parametrize("name, change, message", REFUSED)
 def test_settings_that_are_refused(name, change, message):
     with refused(message):
         config_from_huggingface(Oracle(name).json | change)
 
 
-@pytest.mark.parametrize(("architecture", "field", "only"), ONE_VALUE)
+@pytest.mark.parametrize("architecture, field, only", ONE_VALUE)
 def test_settings_of_one_value(architecture, field, only):
     for other in (not only, "other"):
         with refused(rf"{field} is {other!r} in the Hugging .* only {only!r} is supported"):
@@ -243,7 +243,7 @@ def test_settings_of_one_value(architecture, field, only):
 
 
 @pytest.mark.parametrize(
-    ("name", "change"),
+    "name, change",
     [
         ("bert", {"is_causal": False, "sliding_window": 4}),
         ("bert", {"position_embedding_type": None, "hidden_act": None}),
@@ -269,7 +269,7 @@ def changed(config, changes):
 
 
 @pytest.mark.parametrize(
-    ("name", "config", "change", "message"),
+    "name, config, change, message",
     [
         ("llama", None, {"decoder.window": 4}, "decoder.window: null -> 4"),
         ("llama", None, {"decoder.query_bias": True}, "decoder.key_bias: true -> false"),
@@ -297,7 +297,7 @@ def test_configs_that_a_family_cannot_express(name, config, change, message):
         to_huggingface(ENTRIES[name].kind.__name__, config, weights_for(config, 0.02))
 
 
-@pytest.mark.parametrize(("scale", "number"), [("head_width", 12), ("model_width", 32), ("none", 1), (7, 7)])
+@pytest.mark.parametrize("scale, number", [("head_width", 12), ("model_width", 32), ("none", 1), (7, 7)])
 def test_scales_of_gemma_are_written_as_numbers(scale, number):
     config = changed(Oracle("gemma2").config, {"decoder.attention_scale": scale})
     written, _ = to_huggingface("Gemma2ForCausalLM", config, weights_for(config, 0.02))

@@ -30,7 +30,7 @@ LONG = {
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize(("name", "side"), [*((name, "torch") for name in LONG), ("gemma3", "jax"), ("t5", "jax")])
+@pytest.mark.parametrize("name, side", [*((name, "torch") for name in LONG), ("gemma3", "jax"), ("t5", "jax")])
 def test_positions_far_from_the_start(name, side, record):
     """Against the PyTorch reference, which needs no compilation; in JAX in blocks of queries, each kind of layer."""
     oracle = Oracle(name, **LONG[name])
@@ -45,7 +45,7 @@ WIDE = {"hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, 
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("name", "sizes", "count"),
+    "name, sizes, count",
     [
         (
             "gpt2",

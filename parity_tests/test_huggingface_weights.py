@@ -23,7 +23,7 @@ def doubled(weights):
 
 
 @pytest.mark.parametrize(
-    ("name", "change", "message"),
+    "name, change, message",
     [
         ("gpt2", lambda w: {"surplus": w.pop(NAME), **w}, rf"1 missing \({NAME}\).*1 unexpected \(surplus\)"),
         ("gpt2", lambda w: {**w, "transformer.h.3.ln_1.bias": w[NAME]}, r"1 unexpected \(transformer.h.3.ln_1.bias"),
@@ -45,7 +45,7 @@ def test_arrays_that_do_not_fit(name, change, message):
 
 
 @pytest.mark.parametrize(
-    ("name", "more"),
+    "name, more",
     [
         ("gpt2", lambda w: {"lm_head.weight": w[TABLE].copy()}),
         # Masks, which older versions saved.
@@ -92,7 +92,7 @@ def test_a_lost_byte_shows():
         assert bytes_lost({"x": x}, other).worst == lost
 
 
-@pytest.mark.parametrize(("tie", "scale"), [(False, None), (True, False), (True, True)])
+@pytest.mark.parametrize("tie, scale", [(False, None), (True, False), (True, True)])
 def test_the_arrays_of_a_t5_tell_whether_its_head_is_tied(tie, scale):
     """Older versions save whether it is, and newer ones always that it is."""
     config, weights = given("t5 1.1")
@@ -122,7 +122,7 @@ def test_positions_in_the_file_of_a_marian():
 
 
 @pytest.mark.parametrize(
-    ("tie", "share", "tied", "shared"),
+    "tie, share, tied, shared",
     [(True, True, True, True), (True, False, True, False), (False, True, False, False), (False, False, False, False)],
 )
 def test_the_tables_of_a_marian(tie, share, tied, shared):

@@ -31,7 +31,7 @@ def test_parameters_start_as_config_and_source_say(name, record):
 
 
 @pytest.mark.parametrize(
-    ("name", "path", "start"),
+    "name, path, start",
     [
         ("gpt2", "embedding.tokens.embedding", Expected("normal", 0.02)),
         ("gpt2", "decoder.blocks.self_attention.key.kernel", Expected("normal", 0.02)),

@@ -5,9 +5,10 @@ import pytest
 import torch
 from torch import nn
 
-from parity import LEFT_OUT, Difference, ParityError, Weight, check_parity, first_difference, match_weights
+from parity import LEFT_OUT, Difference, Weight, check_parity, first_difference, match_weights
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
+from parity_tests.errors import parity_error
 from parity_tests.matched import linear_shapes, shape
 from parity_tests.small_modules import Module, linear_rows
 
@@ -46,7 +47,7 @@ def test_what_is_left_out_is_not_compared(theirs):
 
 
 def test_it_has_to_be_said(theirs):
-    with pytest.raises(ParityError, match=r"misses \['pooler.bias', 'pooler.weight'\]"):
+    with parity_error(r"misses \['pooler.bias', 'pooler.weight'\]"):
         check_parity(ours, theirs, HELD, [IDS])
 
 
@@ -54,7 +55,7 @@ def test_what_is_held_is_compared_as_before(theirs):
     def without_bias(params, ids):
         return (params["tokens"][ids] + params["positions"][None]) @ params["up"]["kernel"]
 
-    with pytest.raises(ParityError, match="gate 1 activations") as raised:
+    with parity_error("gate 1 activations") as raised:
         check_parity(without_bias, theirs, WEIGHTS, [IDS])
     found = raised.value.difference
     assert isinstance(found, Difference)
@@ -62,7 +63,7 @@ def test_what_is_held_is_compared_as_before(theirs):
 
 
 @pytest.mark.parametrize(
-    ("left", "said"),
+    "left, said",
     [
         ("pooler.weight", "expected a list of names of the module"),
         (["pooler.weight", "pooler.bias"], r"the parts of positions.weight, .* leave out 12 of its 42 numbers"),
@@ -72,7 +73,7 @@ def test_what_is_held_is_compared_as_before(theirs):
     ],
 )
 def test_mistakes_are_told(theirs, left, said):
-    with pytest.raises(ParityError, match=said):
+    with parity_error(said):
         Weights({**HELD, LEFT_OUT: left}, tensors_of(theirs)[0])
 
 

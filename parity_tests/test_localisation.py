@@ -84,7 +84,7 @@ def test_the_judge_is_no_friend():
 
 
 @pytest.mark.parametrize(
-    ("kind", "kinds", "verdict"),
+    "kind, kinds, verdict",
     [
         (None, "", "right"),
         ("ours is 8 times theirs", "", "wrong"),
@@ -97,7 +97,7 @@ def test_no_kind_but_the_true_one_is_right(kind, kinds, verdict):
 
 
 @pytest.mark.parametrize(
-    ("right", "wrong", "said"),
+    "right, wrong, said",
     [
         ("new = jnp.tanh(xn", "new = jnp.tanh(0 + xn", None),
         ("not there", "", "0 times; expected once"),

@@ -109,7 +109,7 @@ def their_kept(mean, parameter, number):
 
 
 @pytest.mark.parametrize(
-    ("here", "there"),
+    "here, there",
     [
         (ours(optax.adamw(RATE, weight_decay=DECAY)), theirs(ADAMW)),
         (ours(handwritten(), average=kept), theirs(ADAMW, average=their_kept)),
@@ -126,7 +126,7 @@ def test_right_loops_are_the_same(here, there):
 
 
 @pytest.mark.parametrize(
-    ("here", "there", "first"),
+    "here, there, first",
     [
         (ours(handwritten(correct=False)), theirs(ADAMW), "1: parameter 0.weight"),
         (ours(handwritten(eps=lambda root: jnp.sqrt(root**2 + 1e-8))), theirs(ADAMW), "1: parameter 0.weight"),
@@ -205,7 +205,7 @@ OTHER = TABLE | {"v": TABLE["v"] * 1.01}
 
 
 @pytest.mark.parametrize(
-    ("known", "decoding", "first"),
+    "known, decoding, first",
     [
         (jnp, (torch, ""), None),
         (torch, (jnp, ""), None),

@@ -123,7 +123,7 @@ CASES = {
 
 
 @pytest.mark.parametrize(
-    ("name", "lora"),
+    "name, lora",
     [
         (pytest.param if name == "gpt2" else deep)(
             name, lora, id=f"{name.removesuffix(' masked')}, {'all' if lora is ALL else 'some'}"
@@ -178,7 +178,7 @@ STRANGE = "base_model.model.lm_head.lora_A.weight"
 
 
 @pytest.mark.parametrize(
-    ("changes", "damage", "said"),
+    "changes, damage, said",
     [
         ({"peft_type": "IA3"}, None, "has peft_type 'IA3'; expected 'LORA'"),
         ({"use_dora": True}, None, "has use_dora True, which our adapters cannot express"),
@@ -244,11 +244,16 @@ ADAPTED = replace(
 )
 
 
+def four_steps(*optimizer):
+    """(what trains, batches)."""
+    pair = TrainingPair(ADAPTED, 0.1, OptimizerConfig(*optimizer, warmup_steps=2), TrainingConfig(steps=4))
+    return pair, [batch_for(ADAPTED, "right", seed, Lengths(4)) for seed in range(4)]
+
+
 def test_training_takes_the_same_path(record, report):
     """Gate 7, and the fault that the reference trains everything."""
     weights = weights_for(ADAPTED, 0.1)
-    pair = TrainingPair(ADAPTED, 0.1, OptimizerConfig(warmup_steps=2), TrainingConfig(steps=4))
-    batches = [batch_for(ADAPTED, "right", seed, Lengths(4)) for seed in range(4)]
+    pair, batches = four_steps()
     ours, masks = pair.follow_jax(batches)
     record("LoRA", same_path("7 dropout", ADAPTED, ours, pair.follow_torch(batches, masks)))
     changed = {name for name in weights if ours.parameters[name].tobytes() != weights[name].tobytes()}
@@ -260,8 +265,7 @@ def test_training_takes_the_same_path(record, report):
 
 
 def test_muon_trains_adapters_which_are_matrices_alone():
-    pair = TrainingPair(ADAPTED, 0.1, OptimizerConfig("muon", warmup_steps=2), TrainingConfig(steps=4))
-    batches = [batch_for(ADAPTED, "right", seed, Lengths(4)) for seed in range(4)]
+    pair, batches = four_steps("muon")
     # PyTorch's computes in bfloat16.
     with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
         ours, masks = pair.follow_jax(batches)

@@ -90,7 +90,7 @@ def test_gates_1_and_2_with_each_kind_of_mask(name, hold_all):
 
 @pytest.mark.usefixtures("short_blocks")
 @pytest.mark.parametrize(
-    ("name", "kind"),
+    "name, kind",
     [
         deep("decoder-only, window", "none"),
         ("decoder-only, window", "left segments prefix"),
@@ -156,7 +156,7 @@ LENGTH = 150
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("window", "implementation"),
+    "window, implementation",
     first(
         product([None, 1, 40, 64, 65, 100, 200], IMPLEMENTATIONS),
         *((1, "blocks"), (40, "blocks"), (100, "blocks"), (40, "einsum")),
@@ -218,7 +218,7 @@ PACKED = [
 ]
 
 
-@pytest.mark.parametrize(("kind", "positions"), first(product(KINDS, get_args(Positions)), *PACKED))
+@pytest.mark.parametrize("kind, positions", first(product(KINDS, get_args(Positions)), *PACKED))
 def test_texts_in_one_row_are_as_each_alone(kind, positions):
     config = model_of_texts(kind, positions)
     net, params = model_of(config)

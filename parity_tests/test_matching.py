@@ -64,15 +64,9 @@ def test_a_number_before_a_norm_whose_place_no_rule_tells_is_kept():
     assert len({name.numbers for name in names.values()}) == 4
 
 
-class Logits(nn.Module):
-    """A Hugging Face model that takes our inputs by our names; what it returns first."""
-
-    def __init__(self, model):
-        super().__init__()
-        self.model = model
-
-    def forward(self, **inputs):
-        return self.model(**{INPUTS[name]: tensor for name, tensor in inputs.items()})[0]
+def first_output(self, **inputs):
+    """Of a Hugging Face model, which takes our inputs by our names."""
+    return self.model(**{INPUTS[name]: tensor for name, tensor in inputs.items()})[0]
 
 
 @pytest.mark.parametrize("name", ["gpt2", "bert", "bert masked", "bart", "llama"])
@@ -82,7 +76,7 @@ def test_hugging_face_models_are_matched_and_verified(name):
     net = transformer(double(oracle.config))
     expected = paths(from_reference(from_huggingface(oracle.json, arrays)[1], net.shapes))
     theirs = {f"model.{key}": array for key, array in arrays.items()}
-    module = Logits(oracle.model)
+    module = Module(first_output, model=lambda: oracle.model)
     by_name = match_weights(net.shapes, module)
     inputs = {name: array for name, array in oracle.batch("none", 1).items() if name in INPUTS}
     match = verified(net.shapes, module, lambda params, **inputs: net.apply(params, **inputs), inputs)
@@ -129,7 +123,7 @@ X = numbers(4, 6)
 
 
 @pytest.mark.parametrize(
-    ("swapped", "function", "confidence", "reason", "said"),
+    "swapped, function, confidence, reason, said",
     [
         (False, gated, "verified", "name and shape", ""),
         (True, gated, "verified", "tie broken by running both; by name it would be gate.weight", ""),
@@ -160,29 +154,31 @@ def test_running_both_decides_against_names_and_claims_no_more(swapped, function
 def test_parameters_without_axes_are_matched(scalar):
     """CLIP's logit_scale, SigLIP's logit_bias (called by each other's names), and a gain in each of two layers."""
 
-    class Scaled(nn.Module):
-        def __init__(self):
-            super().__init__()
-            self.logit_scale, self.logit_bias = (nn.Parameter(torch.tensor(number)) for number in (0.7, -0.3))
-            self.layers = nn.ModuleList(nn.Module() for _ in range(2))
-            for number, layer in enumerate(self.layers):
-                layer.gain = nn.Parameter(torch.tensor(0.5 + number))
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(x * layer.gain)
+        return x * self.logit_bias.exp() + self.logit_scale
 
-        def forward(self, x):
-            for layer in self.layers:
-                x = torch.tanh(x * layer.gain)
-            return x * self.logit_bias.exp() + self.logit_scale
+    def number(value):
+        return lambda: nn.Parameter(torch.tensor(value))
+
+    theirs = Module(
+        forward,
+        logit_scale=number(0.7),
+        logit_bias=number(-0.3),
+        layers=lambda: nn.ModuleList(Module(None, gain=number(value)) for value in (0.5, 1.5)),
+    )
 
     def ours(p, x):
         x = jnp.tanh(jnp.tanh(x * p["gain"][0]) * p["gain"][1])
         return x * jnp.exp(p["logit_scale"]) + p["logit_bias"]
 
     params = {"gain": shape(2), "logit_scale": shape(*scalar), "logit_bias": shape(*scalar)}
-    match = verified(params, Scaled(), ours, [X])
+    match = verified(params, theirs, ours, [X])
     named = {row.ours: row.theirs for row in match.rows}
     assert "logit_bias" in str(named["logit_scale"])
     assert "logit_scale" in str(named["logit_bias"])
-    assert all(figure.passed for figure in check_parity(ours, Scaled(), match.weights, [X]))
+    assert all(figure.passed for figure in check_parity(ours, theirs, match.weights, [X]))
 
 
 def test_compiled_modules_and_modules_without_numbers():

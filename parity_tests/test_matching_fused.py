@@ -226,7 +226,7 @@ class Mixture(nn.Module):
         return mixture(self.form, dict(self.named_parameters()), x, torch)
 
 
-@pytest.mark.parametrize(("mine", "their"), [(a, b) for a in FORMS for b in FORMS if "apart" in (a, b)])
+@pytest.mark.parametrize("mine, their", [(a, b) for a in FORMS for b in FORMS if "apart" in (a, b)])
 def test_experts_and_layers_in_one_array_or_apart(mine, their):
     def ours(params, x):
         return mixture(mine, {path: array.swapaxes(-1, -2) for path, array in paths(params).items()}, x, jnp)

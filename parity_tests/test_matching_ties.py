@@ -19,12 +19,6 @@ def names(match):
     return {row.ours: row.theirs if isinstance(row.theirs, str) else row.theirs.name for row in match.rows}
 
 
-class Layers(nn.Sequential):
-    def __init__(self):
-        wide = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
-        super().__init__(wide[0], nn.Tanh(), wide[1], nn.Tanh(), wide[2])
-
-
 PLAIN = [(shape(WIDTH, WIDTH), shape(WIDTH)) for _ in range(3)]
 
 
@@ -36,7 +30,9 @@ def test_square_matrices_in_a_list_without_names(transposed, backwards):
             x = (jnp.tanh(x) if place else x) @ (matrix.T if transposed else matrix) + bias
         return x
 
-    match = verified(PLAIN, Layers(), ours, [X])
+    wide = [nn.Linear(WIDTH, WIDTH) for _ in range(3)]
+    layers = nn.Sequential(wide[0], nn.Tanh(), wide[1], nn.Tanh(), wide[2])
+    match = verified(PLAIN, layers, ours, [X])
     order = (4, 2, 0) if backwards else (0, 2, 4)
     assert names(match) == {
         f"{layer}.{place}": f"{number}.{leaf}"
@@ -45,7 +41,7 @@ def test_square_matrices_in_a_list_without_names(transposed, backwards):
     }
     assert {isinstance(match.weights[f"{layer}.0"], str) for layer in range(3)} == {transposed}
     # Without running, it does not know which way they lie, and says so.
-    assert {row.ours for row in match_weights(PLAIN, Layers()).unsure} == {"0.0", "1.0", "2.0"}
+    assert {row.ours for row in match_weights(PLAIN, layers).unsure} == {"0.0", "1.0", "2.0"}
 
 
 @pytest.mark.parametrize("layout", ["OIH", "HIO", "HOI"])

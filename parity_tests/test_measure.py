@@ -23,7 +23,7 @@ X = np.linspace(1.0, 2.0, 12).reshape(3, 4)
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs"),
+    "ours, theirs",
     [
         (X, X.copy()),
         (jnp.ones((2, 3), jnp.float32), torch.ones(2, 3, requires_grad=True)),
@@ -35,7 +35,7 @@ def test_what_is_equal_passes_whichever_framework_has_it(ours, theirs):
 
 
 @pytest.mark.parametrize(
-    ("ours", "theirs", "message"),
+    "ours, theirs, message",
     [
         ({"x": X}, {"x": X * (1 + 2e-12)}, "2.00e-12 >  1e-12"),
         ({"x": X}, {"x": X[:2]}, "shapes differ"),
@@ -76,7 +76,7 @@ def figure(*errors, theirs=1e-6, allowed=FLOAT32):
 
 
 @pytest.mark.parametrize(
-    ("errors", "expected"),
+    "errors, expected",
     [([-2.5e-6], 2.5 / 2.62), ([4e-6], None), ([1e-6, 2e-6, 9e-6], 2 / 2.62), ([1e-6, 4e-6, 9e-6], None)],
 )
 def test_quality_is_the_median_error_against_the_truth(errors, expected):

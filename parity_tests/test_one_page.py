@@ -31,7 +31,7 @@ MASK = jnp.arange(9)[None, :] < jnp.array([9, 5, 2])[:, None]
 
 
 @pytest.mark.parametrize(
-    ("config", "page", "inputs", "masks"),
+    "config, page, inputs, masks",
     [
         (TransformerConfig(11, 16, PAPER, PAPER), one_page.encoder_decoder, (SOURCE, TARGET), {"source_mask": MASK}),
         (TransformerConfig(11, 16, None, GPT2, tied_head=True), one_page.decoder_alone, (SOURCE,), {}),

@@ -2,13 +2,12 @@
 
 import ast
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 import parity
+from tests.several_processes import run_alone
 
 ROOT = Path(parity.__file__).parent
 OURS = {"jax_tformer", "torch_ref", "parity_tests", "twin", "benchmarks", "tests"}
@@ -40,8 +39,7 @@ def test_what_needs_no_torch_imports_without_it():
     code += f"for name in {WITHOUT_TORCH}: importlib.import_module(f'parity.{{name}}')\n"
     code += "from parity import ParityError, Measured, assert_parity\n"
     code += "try: import torch\nexcept ImportError: print('no torch')"
-    done = subprocess.run([sys.executable, "-c", code], cwd=ROOT.parent, capture_output=True, text=True, check=False)
-    assert (done.stdout, done.stderr) == ("no torch\n", "")
+    assert run_alone(["-c", code]) == ["no torch\n", ""]
 
 
 def test_how_the_first_difference_is_found_names_every_file():

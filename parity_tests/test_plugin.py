@@ -61,7 +61,6 @@ def run_pytest(folder, *arguments, **environment):
         env=kept | {"PYTHONPATH": str(ROOT), "COLUMNS": "80"} | environment,
         capture_output=True,
         text=True,
-        check=False,
     )
 
 

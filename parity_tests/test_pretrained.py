@@ -91,7 +91,7 @@ def require_same_logits(net, params, theirs):
 
 
 @pytest.mark.parametrize(
-    ("tied", "dtype"), [(True, "float64"), (False, "float64"), (True, "bfloat16")], ids=["tied", "untied", "bfloat16"]
+    "tied, dtype", [(True, "float64"), (False, "float64"), (True, "bfloat16")], ids=["tied", "untied", "bfloat16"]
 )
 @pytest.mark.parametrize("name", ENTRIES)
 def test_there_and_back(name, tied, dtype, record):
@@ -163,7 +163,7 @@ def greek(name):
 
 
 @pytest.mark.parametrize(
-    ("name", "older"), [("gpt2", lambda name: name.removeprefix("transformer.")), ("bert masked", greek)]
+    "name, older", [("gpt2", lambda name: name.removeprefix("transformer.")), ("bert masked", greek)]
 )
 def test_names_of_bare_models_and_of_old_norms_stay(name, older):
     """As the first checkpoints on the hub have them: GPT-2 without its first part, BERT with gamma and beta."""
@@ -246,7 +246,7 @@ LAYER = "--model.{0}.num-layers 1 --model.{0}.num-heads 2 --model.{0}.feedforwar
 
 
 @pytest.mark.parametrize(
-    ("preset", "stacks"),
+    "preset, stacks",
     [
         ("text", ["decoder"]),
         ("masked", ["encoder"]),

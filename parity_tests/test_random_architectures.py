@@ -63,7 +63,7 @@ SPEAKERS = cases().filter(
 
 @pytest.mark.parametrize("part", [part if part == 0 else deep(part) for part in range(PARTS)])
 @pytest.mark.parametrize(
-    ("figures", "drawn", "examples"),
+    "figures, drawn, examples",
     [(figures, cases(), (72, 3000)), (cached_figures, SPEAKERS, (12, 360))],
     ids=["architectures", "caches"],
 )

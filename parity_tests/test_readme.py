@@ -3,7 +3,6 @@
 import re
 import shlex
 from importlib.util import find_spec
-from pathlib import Path
 
 import jax
 import pytest
@@ -12,8 +11,8 @@ from jax_tformer.__main__ import PROGRAMS
 from jax_tformer.config.presets import ARCHITECTURES, EXPERIMENTS
 from parity import ParityError
 from parity_tests.test_pretrained import saved
+from tests.several_processes import ROOT
 
-ROOT = Path(__file__).parents[1]
 PAGES = {
     path.relative_to(ROOT).as_posix(): path.read_text(encoding="utf-8")
     for path in [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -35,7 +34,7 @@ def blocks(page):
 
 
 @pytest.mark.parametrize(
-    ("page", "block"),
+    "page, block",
     [
         pytest.param(page, block, id=f"{page} {i}")
         for page in PAGES
@@ -57,7 +56,7 @@ PRINTING = r"```python\n((?:(?!```).)*print\(.*?)```.*?```\n(.*?)```"
 """Code that prints, and the next block, which should be what it prints."""
 
 
-@pytest.mark.parametrize(("code", "printed"), re.findall(PRINTING, PAGES["docs/parity-howto.md"], re.DOTALL))
+@pytest.mark.parametrize("code, printed", re.findall(PRINTING, PAGES["docs/parity-howto.md"], re.DOTALL))
 def test_code_prints_what_stands_below_it(code, printed, capsys):
     with jax.numpy_rank_promotion("allow"):
         exec(compile(code, "docs/parity-howto.md", "exec"), {})

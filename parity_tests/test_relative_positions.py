@@ -39,7 +39,7 @@ pytestmark = pytest.mark.usefixtures("short_blocks")
 
 @pytest.mark.parametrize("causal", [True, False])
 @pytest.mark.parametrize(
-    ("buckets", "furthest"), [(32, 128), (4, 3), (6, 10), (12, 27), (32, 17), (64, 1000), (32, 2048), (64, 5000)]
+    "buckets, furthest", [(32, 128), (4, 3), (6, 10), (12, 27), (32, 17), (64, 1000), (32, 2048), (64, 5000)]
 )
 def test_buckets_are_those_of_transformers(buckets, furthest, causal):
     """Whose logarithms are in float32: at every distance up to several thousand, in both directions."""

@@ -9,24 +9,18 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
-from torch import nn
 from transformers import GPT2Config, GPT2LMHeadModel
 
 import parity
 from parity.differ import jax_values
+from parity_tests.small_modules import Module
 
 CONFIG = GPT2Config(n_layer=2, n_head=4, n_embd=64, vocab_size=96, n_positions=64, bos_token_id=0, eos_token_id=0)
 TOKENS = np.random.default_rng(0).integers(0, 96, (2, 48))
 
 
-class Logits(nn.Module):
-    def __init__(self):
-        super().__init__()
-        torch.manual_seed(0)
-        self.model = GPT2LMHeadModel(CONFIG)
-
-    def forward(self, tokens):
-        return self.model(tokens).logits
+def logits():
+    return Module(lambda self, tokens: self.model(tokens).logits, model=lambda: GPT2LMHeadModel(CONFIG))
 
 
 def norm(weights, x, fault):
@@ -95,10 +89,10 @@ LOST = {"bfloat16": ["stream of 3 bits"], "float32": [*LINES]}
 
 @pytest.mark.parametrize("dtype", ["bfloat16", "float32"])
 @pytest.mark.parametrize(
-    ("kind", "fault"), [*(("a bug", fault) for fault in BUGS), *(("rounding", fault) for fault in RIGHT), ("lost", "")]
+    "kind, fault", [*(("a bug", fault) for fault in BUGS), *(("rounding", fault) for fault in RIGHT), ("lost", "")]
 )
 def test_rounding_or_a_bug(kind, fault, dtype):
-    module = Logits().to(getattr(torch, dtype))
+    module = logits().to(getattr(torch, dtype))
     weights = {name: name for name, _ in module.named_parameters()}
     for planted in LOST[dtype] if kind == "lost" else [fault]:
         found = parity.explain(model(planted), module, weights, [TOKENS], name=planted)
@@ -141,7 +135,7 @@ def test_the_precision_of_products_is_named(monkeypatch):
         return made(eqn, arrays)
 
     monkeypatch.setattr(jax_values, "_made", on_tensor_cores)
-    module = Logits()
+    module = logits()
     found = parity.explain(model(""), module, {name: name for name, _ in module.named_parameters()}, [TOKENS])
     assert {site.operation for site in found.coarse} == {"dot_general"}
     assert "products of matrices have fewer digits than their type" in str(found)

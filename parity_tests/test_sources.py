@@ -87,7 +87,7 @@ def test_causal_mask_of_size_ten():
 
 
 @pytest.mark.parametrize(
-    ("preset", "inputs", "heads", "hidden", "logits"),
+    "preset, inputs, heads, hidden, logits",
     [
         # 000 computes probabilities over GPT-2's vocabulary, with 2 heads of width 3; of 001 the encoder is the result.
         ("article-encoder-decoder", [(4, 10), (4, 10)], (2, 3), 12, (4, 10, 50257)),

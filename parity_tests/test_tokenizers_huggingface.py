@@ -62,7 +62,7 @@ CLASSES = [
 
 
 @pytest.mark.parametrize("adds", ["nothing", "before", "around"])
-@pytest.mark.parametrize(("model_type", "name"), CLASSES)
+@pytest.mark.parametrize("model_type, name", CLASSES)
 def test_special_tokens(model_type, name, adds, tmp_path):
     """With a tokenizer.json, add_bos_token and add_eos_token change nothing; some classes add the same always."""
     tokenizer, chosen = byte_level(adds=adds), {} if name is None else {"tokenizer_class": name}

@@ -11,8 +11,9 @@ import pytest
 from flax import linen, nnx
 from ml_dtypes import bfloat16
 
-from parity import ParityError, Weight
+from parity import Weight
 from parity.gates.weight_map import Weights, paths
+from parity_tests.errors import parity_error
 from tests.small_models import assert_same_bits
 
 LAYERS, WIDTH, HEADS = 11, 6, 2
@@ -59,16 +60,16 @@ def test_stacked_layers_of_a_fused_matrix_there_and_back(dtype):
 
 
 @pytest.mark.parametrize(
-    ("axes", "sizes"),
-    [
-        ("a (b c) d -> (d b) c a", {"c": 2}),
-        ("(a e) b d -> e b (a d)", {"e": 2}),
-        ("a ... -> ... a", {}),
-        ("... d -> d ...", {}),
-        ("(a b) ... (c d) -> d (b ...) a c", {"a": 2, "c": 5}),
-        ("a b c -> (a b c)", {}),
-        ("a b c -> a 1 b c", {}),
-    ],
+    "axes, sizes",
+    {
+        "a (b c) d -> (d b) c a": {"c": 2},
+        "(a e) b d -> e b (a d)": {"e": 2},
+        "a ... -> ... a": {},
+        "... d -> d ...": {},
+        "(a b) ... (c d) -> d (b ...) a c": {"a": 2, "c": 5},
+        "a b c -> (a b c)": {},
+        "a b c -> a 1 b c": {},
+    }.items(),
 )
 def test_every_pattern_of_einops_can_be_undone(axes, sizes):
     tensors = {"x": np.random.default_rng(0).standard_normal((4, 6, 5))}
@@ -289,7 +290,7 @@ MISTAKES = {
 def test_each_mistake_is_one_sentence_with_both_lists(mistake):
     change, message = MISTAKES[mistake]
     rows = {path: row for path, row in (FUSED | change).items() if row is not ABSENT}
-    with pytest.raises(ParityError, match=message) as error:
+    with parity_error(message) as error:
         Weights(rows, module_tensors())
     assert "\n" not in str(error.value)
 
@@ -297,7 +298,7 @@ def test_each_mistake_is_one_sentence_with_both_lists(mistake):
 def test_layers_of_different_shapes_are_not_stacked():
     tensors = {"h.0.up": np.ones(3), "h.1.up": np.ones(4)}
     message = r"^up is to stack h.\{layer\}.up, whose layers differ in shape: h.0.up is \[3\], h.1.up is \[4\]$"
-    with pytest.raises(ParityError, match=message):
+    with parity_error(message):
         Weights({"up": "h.{layer}.up"}, tensors)
 
 
@@ -307,7 +308,7 @@ UP = {"up.weight": np.ones((3, 2)), "up.bias": np.ones(3)}
 
 
 @pytest.mark.parametrize(
-    ("like", "message"),
+    "like, message",
     [
         (
             LIKE["up"],
@@ -324,19 +325,19 @@ UP = {"up.weight": np.ones((3, 2)), "up.bias": np.ones(3)}
     ],
 )
 def test_a_mapping_that_contradicts_our_parameters(like, message):
-    with pytest.raises(ParityError, match=message):
+    with parity_error(message):
         Weights(ROWS, UP, like=like)
 
 
 def test_numbers_that_do_not_fit_the_mapping():
     weights = Weights(ROWS, UP, like=LIKE)
-    with pytest.raises(ParityError, match=r"there are no tensors \['up.bias'\], which the weight mapping names"):
+    with parity_error(r"there are no tensors \['up.bias'\], which the weight mapping names"):
         weights.into({"up.weight": np.ones((3, 2))})
-    with pytest.raises(ParityError, match=r"^up.bias is \[1\]; the weight mapping was made for \[3\]$"):
+    with parity_error(r"^up.bias is \[1\]; the weight mapping was made for \[3\]$"):
         weights.into(UP | {"up.bias": np.ones(1)})
-    with pytest.raises(ParityError, match=r"our parameters lack \['up.bias'\], which .*; they have \['up.kernel'\]"):
+    with parity_error(r"our parameters lack \['up.bias'\], which .*; they have \['up.kernel'\]"):
         weights.back({"up": {"kernel": np.ones((2, 3))}})
-    with pytest.raises(ParityError, match=r"^up.kernel is \[3, 2\]; the weight mapping makes \[2, 3\] there$"):
+    with parity_error(r"^up.kernel is \[3, 2\]; the weight mapping makes \[2, 3\] there$"):
         weights.back({"up": {"kernel": np.ones((3, 2)), "bias": np.ones(3)}})
 
 

@@ -77,7 +77,7 @@ NAME = "decoder.blocks.1.self_attention.query.weight"
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    "change, said",
     [
         (lambda w: {name: x for name, x in w.items() if name != NAME}, rf"1 missing \({NAME}\)"),
         (lambda w: w | {"surplus": w.pop(NAME)}, rf"1 missing \({NAME}\).*1 unexpected \(surplus\)"),
@@ -95,7 +95,7 @@ def test_weights_that_do_not_fit(change, said):
 
 
 @pytest.mark.parametrize(
-    ("params", "said"),
+    "params, said",
     [
         ({"mystery": {"gamma": np.zeros(3)}}, "no rule"),
         ({"tokens": {"scale": np.zeros(3), "embedding": np.zeros((3, 3))}}, "would both be called"),

@@ -1,7 +1,8 @@
 """What may happen to the files of a folder: each function makes one that does it to the folder it is given."""
 
-import json
 import os
+
+from jax_tformer.files import read_json, write_json
 
 
 def write(name, content):
@@ -36,8 +37,8 @@ def say(name, **values):
     """Changes what the object in a JSON file says; None takes a name out."""
 
     def damage(folder):
-        said = json.loads((folder / name).read_text()) | values
-        (folder / name).write_text(json.dumps({key: value for key, value in said.items() if value is not None}))
+        said = read_json(folder / name) | values
+        write_json(folder / name, {key: value for key, value in said.items() if value is not None})
 
     return damage
 

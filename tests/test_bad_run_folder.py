@@ -65,7 +65,7 @@ def test_a_run_that_never_saved_may_be_corrected(run, capsys):
 
 
 @pytest.mark.parametrize(
-    ("damage", "message"),
+    "damage, message",
     [
         (write("checkpoints/2/checksums.json", None), "found only damaged checkpoints in"),
         (

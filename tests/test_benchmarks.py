@@ -25,6 +25,7 @@ from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.prepare import training_flops
 from jax_tformer.training.step import init_state
 from jax_tformer.training.step import train_step as make_step
+from parity_tests.depth import deeper
 from tests.several_processes import run_alone
 from tests.small_runs import succeed
 from twin.cases import reduced
@@ -40,15 +41,13 @@ def branches(tree):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("program", "shown"),
+    "program, shown",
     [
         (decoding, ("gpt2, batch 2, greedy", "beam search", "HF, static cache", "BART (HF)", "torch_ref", "GB/s")),
         (train_step, ("vaswani-base, 2 x 6 source and 8 tokens", "jax_tformer", "torch_ref", "HF", "GFLOP/s")),
         (startup, ("from the command to the first step",)),
-        pytest.param(processes, ("two / one",), marks=pytest.mark.deeper),
-        pytest.param(
-            optimizers, ("muon", "sgd", "by learning rate", "processor ms a step", "MiB"), marks=pytest.mark.deeper
-        ),
+        deeper(processes, ("two / one",)),
+        deeper(optimizers, ("muon", "sgd", "by learning rate", "processor ms a step", "MiB")),
         (corpus, ("encode_batch / tokenize", "the same losses, to the bit")),
     ],
 )
@@ -89,7 +88,7 @@ def test_what_cannot_be_started_says_why(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    "arguments, message",
     [
         ("h200 dates", "the first word must be a chip: h100, v5e"),
         ("h100 dates", "expected --model.vocab-size"),
@@ -136,7 +135,7 @@ def take(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("now", "status", "said"),
+    "now, status, said",
     [
         ({"step": 1.2, "other": 0.01}, 1, ["step: SLOWER, 1200.0 ms now and 1000.0 ms saved, 1.20", "other: as fast"]),
         ({"step": 1.09, "other": 0.008}, 0, ["step: as fast", "other: faster"]),
@@ -155,7 +154,7 @@ def test_a_saved_result_is_a_floor_under_speed(now, status, said, take):
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    "old, new, said",
     [
         ('"cores": ', '"cores": 1', "was measured with cores 1"),
         ('"processor": "', '"processor": "another ', "was measured with processor 'another "),
@@ -191,7 +190,7 @@ MODERN = replace(GPT2.decoder, key_value_heads=1, gated=True, positions="rotary"
 
 
 @pytest.mark.parametrize(
-    ("config", "shape"),
+    "config, shape",
     [
         (GPT2, BatchShape(3, 10)),
         # What GPT-2 is not: heads that share keys, gates, rotation, a head of its own.

@@ -58,7 +58,7 @@ def files(folder):
 
 
 @pytest.mark.parametrize(
-    ("data", "config", "keeps"),
+    "data, config, keeps",
     [
         (TextData(path="text.txt", context_length=16), BPE, ["train", "encode", "encode"]),
         # Pairs are short, and ids of bytes are made in less time than they are read.
@@ -194,7 +194,7 @@ def test_what_was_used_longest_ago_goes_first(folder, monkeypatch):
         kept([str(number)], refuse)
 
 
-@pytest.mark.parametrize(("bound", "looks"), [(1000 * len(MADE), 0), (1000 * len(MADE) - 1, 1)])
+@pytest.mark.parametrize("bound, looks", [(1000 * len(MADE), 0), (1000 * len(MADE) - 1, 1)])
 def test_a_small_file_is_no_reason_to_look_at_all_others(bound, looks, monkeypatch):
     looked = []
     monkeypatch.setattr("jax_tformer.files.bound_cache", looked.append)

@@ -166,7 +166,7 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "reason"), DAMAGES)
+@pytest.mark.parametrize("damage, reason", DAMAGES)
 def test_falls_back_to_the_newest_intact_step(saved, damage, reason):
     damage(saved / "40")
     before = snapshot(saved)
@@ -211,7 +211,7 @@ def test_passes_over_several_damaged_steps_and_junk_and_refuses_when_none_is_int
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    "changed, message",
     [
         ({"params": PARAMS | {"w": jax.ShapeDtypeStruct((20, 31), jnp.float32)}}, "expects float32[20, 31]"),
         ({"params": PARAMS | {"w": jax.ShapeDtypeStruct((20, 30), jnp.bfloat16)}}, "expects bfloat16[20, 30]"),
@@ -236,7 +236,7 @@ def test_lost_checkpoints_are_told_from_none(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("content", "message"),
+    "content, message",
     [("[" * 100_000, r"40/extra\.json is damaged: it is not JSON"), ("7", "40 is not one of this library")],
 )
 def test_a_stranger_sealed_what_save_did_not_make(saved, content, message):
@@ -261,7 +261,7 @@ def test_what_orbax_cannot_read_of_a_sealed_checkpoint(saved, error, monkeypatch
 # What is written is whole, or said not to be.
 
 
-@pytest.mark.parametrize(("ask", "given"), [("wait", ()), ("save", (3, make_state(3), {})), ("close", ())])
+@pytest.mark.parametrize("ask, given", [("wait", ()), ("save", (3, make_state(3), {})), ("close", ())])
 def test_a_failure_in_the_background_is_raised(tmp_path, monkeypatch, ask, given):
     save(tmp_path, 1)
     checkpoints = Checkpoints(tmp_path, 1)

@@ -45,7 +45,7 @@ def call(end_of):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "names"),
+    "arguments, names",
     [
         *((arguments, [f"\n  {name} " for name in console.PROGRAMS]) for arguments in ("", "--help", "-h")),
         ("train --help", ["usage: jax-tformer train [EXPERIMENT]", "--steps", "--lr", "--batch-size"]),
@@ -74,7 +74,7 @@ def test_every_program_says_its_version(program, call):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "begin", "end"),
+    "arguments, begin, end",
     [
         ("trian dates", "jax-tformer: error: there is no program 'trian'; expected one of train, ", "export\n"),
         (
@@ -110,23 +110,20 @@ def test_what_is_exported_is_the_model(run, call):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("RUN", "error: PATH is missing: A new or empty folder"),
-        ("nowhere model", "nowhere"),
-        ("RUN full", "full is there already; expected a new or empty folder"),
-        ("RUN full/file", "full/file is there already; expected a new or empty folder"),
-        ("RUN full/file/model", "full/file"),
-        ("RUN /proc/x", "cannot write to /proc ("),
-        (
-            "RUN model --checkpoint last",
-            "--checkpoint is 'last'; expected newest, best, average, last-N, or the",
-        ),
-        ("RUN model --checkpoint 7", "7"),
-        ("RUN model --dtype float16", "--dtype is 'float16' without --huggingface; expected both, or neither"),
-        ("RUN model --huggingface --adapters", "there are --huggingface and --adapters; expected one of them"),
-        ("RUN model --adapters", "has no adapters; leave --adapters out"),
-    ],
+    "arguments, message",
+    {
+        "RUN": "error: PATH is missing: A new or empty folder",
+        "nowhere model": "nowhere",
+        "RUN full": "full is there already; expected a new or empty folder",
+        "RUN full/file": "full/file is there already; expected a new or empty folder",
+        "RUN full/file/model": "full/file",
+        "RUN /proc/x": "cannot write to /proc (",
+        "RUN model --checkpoint last": "--checkpoint is 'last'; expected newest, best, average, last-N, or the",
+        "RUN model --checkpoint 7": "7",
+        "RUN model --dtype float16": "--dtype is 'float16' without --huggingface; expected both, or neither",
+        "RUN model --huggingface --adapters": "there are --huggingface and --adapters; expected one of them",
+        "RUN model --adapters": "has no adapters; leave --adapters out",
+    }.items(),
 )
 def test_an_export_that_cannot_be(arguments, message, run, refuse):
     Path("full").mkdir()

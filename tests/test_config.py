@@ -124,7 +124,7 @@ CONTRADICTIONS = {
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "message"),
+    "kind, fields, message",
     [
         *(
             (kind, {name: x}, f"{name} is {x!r}; expect")
@@ -159,7 +159,7 @@ def test_presets_go_through_json(config):
 
 
 @pytest.mark.parametrize(
-    ("change", "message"),
+    "change, message",
     [
         (lambda d: d["training"].update(stepz=3), "stepz"),
         (lambda d: d["training"].update(steps="many"), "steps"),

@@ -9,6 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose
 
 from jax_tformer import DecodingConfig, transformer
 from jax_tformer.decoding import generate as generation
@@ -107,7 +108,7 @@ SAMPLES = {"temperature": 1.0, "top_p": 0.95, "repetition_penalty": 1.1, "num_re
 
 
 @pytest.mark.parametrize(
-    ("settings", "limits", "context"),
+    "settings, limits, context",
     [
         (SAMPLES, [6, 20, 1, 20], 8),
         (SAMPLES, [5, 1, 12, 5, 9], None),
@@ -155,12 +156,12 @@ def test_beams_find_the_most_probable_sequence():
     decoding = DecodingConfig(length, num_beams=25, num_return_sequences=4, length_penalty=alpha)
     found = generate(*model("small"), [prompt], decoding, end_id=END)
     assert [tuple(row) for row in found.rows(0)] == best
-    np.testing.assert_allclose(found.scores[0], [scores[tokens] for tokens in best], rtol=1e-5)
+    assert_allclose(found.scores[0], [scores[tokens] for tokens in best], rtol=1e-5)
     assert any(len(tokens) < length for tokens in best), "a sequence that ends early should be among the best"
 
 
 @pytest.mark.parametrize(
-    ("name", "sources", "start_id"),
+    "name, sources, start_id",
     [("gpt", None, None), ("gpt", None, START), ("seq2seq", [[3, 4], [5, 6, 7]], START)],
 )
 def test_score_is_the_log_probability(name, sources, start_id):
@@ -168,7 +169,7 @@ def test_score_is_the_log_probability(name, sources, start_id):
     scored = score(*model(name), texts, sources=sources, start_id=start_id)
     for text, source, found, perplexity in zip(texts, sources or [None] * 2, *scored, strict=True):
         expected = log_probabilities(name, text if start_id is None else [start_id, *text], source)
-        np.testing.assert_allclose(found, expected, atol=1e-5)
+        assert_allclose(found, expected, atol=1e-5)
         assert perplexity == pytest.approx(np.exp(-np.mean(expected)), rel=1e-5)
 
 
@@ -193,7 +194,7 @@ UNKNOWN = "a token has the id 17"
 
 
 @pytest.mark.parametrize(
-    ("name", "prompts", "options", "message"),
+    "name, prompts, options, message",
     [
         ("gpt", [], {}, "there are no prompts"),
         ("gpt", [[3], []], {}, "prompt 2 of 2 has no tokens"),
@@ -226,7 +227,7 @@ def test_a_beam_search_is_no_stream():
 
 
 @pytest.mark.parametrize(
-    ("name", "texts", "options", "message"),
+    "name, texts, options, message",
     [
         ("gpt", [], {}, "there are no texts"),
         ("gpt", [[3]], {}, "text 1 has no token to score"),
@@ -260,7 +261,7 @@ UNEVEN = {"end_id": 4, "limits": [140, 100, 12, 60]}
 
 
 @pytest.mark.parametrize(
-    ("name", "settings", "asked"),
+    "name, settings, asked",
     [
         ("gpt", {"temperature": 1.0}, {}),
         # What these look back at goes on when the cache grows.
@@ -288,7 +289,7 @@ def test_a_cache_that_grows(name, settings, asked, monkeypatch):
     assert (found.tokens == whole.tokens).all()
     assert (found.lengths == whole.lengths).all()
     if found.scores is not None:
-        np.testing.assert_allclose(found.scores, whole.scores, rtol=1e-5)
+        assert_allclose(found.scores, whole.scores, rtol=1e-5)
     else:
         assert (np.stack([*stream(*call, **asked)], axis=2) == whole.tokens).all()
 
@@ -312,5 +313,5 @@ def test_products_of_few_and_many_rows(outputs):
     matrix = drawn.standard_normal((outputs, 16)).astype(np.float32)
     for rows in (1, 3, FEW_ROWS, FEW_ROWS + 1):
         x = drawn.standard_normal((rows, 16)).astype(np.float32)
-        np.testing.assert_allclose(multiply_by_rows(jnp.array(x), jnp.array(matrix)), x @ matrix.T, atol=1e-5)
+        assert_allclose(multiply_by_rows(jnp.array(x), jnp.array(matrix)), x @ matrix.T, atol=1e-5)
     assert multiply_by_rows(jnp.array(x, jnp.bfloat16), jnp.array(matrix, jnp.bfloat16), jnp.float32).dtype == "float32"

@@ -59,7 +59,7 @@ def test_a_step_that_is_not_finite_changes_no_parameter_and_nor_does_the_next(st
 
 
 @pytest.mark.parametrize(
-    ("parameter", "index", "value", "said"),
+    "parameter, index, value, said",
     [
         ("embedding.tokens.embedding", ord("Z"), 3e38, "in row 3 of 4, which begins 'Zero'"),
         (UP, (1, 1), -3e38, "the output of decoder.blocks.1 is the first that is not"),
@@ -91,7 +91,7 @@ def test_a_gradient_of_what_is_added_to_the_loss_is_found(start):
 
 
 @pytest.mark.parametrize(
-    ("activation", "index", "value", "said"),
+    "activation, index, value, said",
     [
         ("relu", (0, 1), -3e38, r"encountered in dot_general in model/layers.py, line \d+: y = x @ self.kernel"),
         (

@@ -37,7 +37,7 @@ def test_masked_docs(tmp_path, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "flags", "figures", "sampled"),
+    "name, flags, figures, sampled",
     [
         ("scan", "--training.evaluate-examples 6", {"exact_match", "bleu"}, "held-out examples, 0 of 6 exact"),
         ("grokking", "", {"train_accuracy", "val_accuracy"}, "0 + 1 = "),

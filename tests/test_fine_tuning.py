@@ -98,7 +98,7 @@ def test_runs_and_folders_answer_alike(made, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "content"),
+    "name, content",
     [
         ("generation_config.json", '{"eos_token_id": 7}'),
         ("config.json", '{"architectures": ["GPT2LMHeadModel"], "eos_token_id": 7}'),
@@ -135,22 +135,22 @@ def test_the_arrays_tell_whether_t5_has_a_head_of_its_own(folder):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
-    [
-        ("text --init nowhere", "there is no folder nowhere; expected that of a Hugging Face model"),
-        ("text --init .", "has no config.json"),
-        ("text --init gpt2 --model.d-model 32", "model.d_model is 32 and there 16"),
-        ("text --init gpt2 --data.tokenizer.name other", "leave --data.tokenizer out"),
-        ("text --init gpt2 --data.context-length 65", "context_length is 65"),
-        ("pairs --init gpt2", "holds a GPT2LMHeadModel, which trains on text; expected a model for pairs"),
-        ("masked --init gpt2", "name the experiment text"),
-        ("text --init gpt2 --run run", "holds a run that began with "),
-        ("--run gpt2", "train.py --init trains it"),
-        ("text --init gpt2 --export gpt2", "gpt2 is there already; expected a new or empty folder"),
-        ("text --init unknown", "'SomeModel', not a known Hugging Face class; expected one of"),
-        ("text --init silent", "silent/tokenizer.json does not exist; expected a tokenizer there"),
-        ("text --init broken", "model.safetensors"),
-    ],
+    "arguments, message",
+    {
+        "text --init nowhere": "there is no folder nowhere; expected that of a Hugging Face model",
+        "text --init .": "has no config.json",
+        "text --init gpt2 --model.d-model 32": "model.d_model is 32 and there 16",
+        "text --init gpt2 --data.tokenizer.name other": "leave --data.tokenizer out",
+        "text --init gpt2 --data.context-length 65": "context_length is 65",
+        "pairs --init gpt2": "holds a GPT2LMHeadModel, which trains on text; expected a model for pairs",
+        "masked --init gpt2": "name the experiment text",
+        "text --init gpt2 --run run": "holds a run that began with ",
+        "--run gpt2": "train.py --init trains it",
+        "text --init gpt2 --export gpt2": "gpt2 is there already; expected a new or empty folder",
+        "text --init unknown": "'SomeModel', not a known Hugging Face class; expected one of",
+        "text --init silent": "silent/tokenizer.json does not exist; expected a tokenizer there",
+        "text --init broken": "model.safetensors",
+    }.items(),
 )
 def test_what_cannot_be_fine_tuned(made, folder, refuse, arguments, message):
     subprocess.run(["cp", "-r", *(str(made / name) for name in ("gpt2", "run", "text.txt")), "."], check=True)
@@ -167,7 +167,7 @@ ENCODER = '{"architectures": ["BertForMaskedLM"], "model_type": "bert", "vocab_s
 
 
 @pytest.mark.parametrize(
-    ("changed", "arguments", "message"),
+    "changed, arguments, message",
     [
         ({}, "--prompt It --checkpoint best", "--checkpoint is for runs"),
         ({}, f"--prompt {'x' * 70}", "70 tokens, and one new token follows; expected at most 64 together"),
@@ -190,7 +190,7 @@ def test_what_cannot_be_asked(made, folder, refuse, changed, arguments, message)
 
 
 @pytest.mark.parametrize(
-    ("template", "message"),
+    "template, message",
     [
         ("{% for i in range(99999) %}{% for j in range(99999) %}{% endfor %}{% endfor %}", "takes more time or memory"),
         ("{{ 9 ** (9 ** 9) }}", "takes more time or memory"),

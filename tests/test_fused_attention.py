@@ -79,7 +79,7 @@ OTHERS = jnp.broadcast_to(2 * (jnp.arange(256) // 150), (BATCH, 256))
 
 
 @pytest.mark.parametrize(
-    ("causal", "masked", "key_heads", "keys", "segments"),
+    "causal, masked, key_heads, keys, segments",
     [
         (True, False, 3, LENGTH, None),
         (True, True, 1, LENGTH, None),
@@ -98,7 +98,7 @@ def test_fused_attention_is_attention(causal, masked, key_heads, keys, segments,
 
 
 @pytest.mark.parametrize(
-    ("key_heads", "keys", "mask"),
+    "key_heads, keys, mask",
     [
         (3, LENGTH, Mask(causal=True)),
         (6, LENGTH, Mask(causal=True, window=100)),
@@ -129,7 +129,7 @@ CAUSAL = Mask(causal=True)
 
 
 @pytest.mark.parametrize(
-    ("implementations", "length", "given", "parts", "message"),
+    "implementations, length, given, parts, message",
     [
         (["cudnn"], 128, [CAUSAL, 1.0], 1, "which cannot compute this here"),
         (["pallas"], 100, [CAUSAL, 1.0], 1, "for lengths that 128 divides, and these are 100 and 100"),
@@ -215,7 +215,7 @@ def test_devices_share_the_tpu_kernel():
     assert max(differences) < 2e-5
 
 
-@pytest.mark.parametrize(("remat", "runs"), [("none", 1), ("dots", 1), ("full", 2)])
+@pytest.mark.parametrize("remat, runs", [("none", 1), ("dots", 1), ("full", 2)])
 def test_what_is_kept_of_cudnns_kernel(remat, runs, monkeypatch):
     """How often it computes a layer's attention, in a program that is lowered for a GPU and not compiled."""
     monkeypatch.setattr(fused_attention_stablehlo, "check_cudnn_version", lambda: 91100)

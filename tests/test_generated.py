@@ -44,7 +44,7 @@ def test_scan_is_that_of_the_paper():
 
 
 @pytest.mark.parametrize(
-    ("split", "trained", "held_out"),
+    "split, trained, held_out",
     [("scan-simple", 16728, 4182), ("scan-length", 16990, 3920), ("scan-jump", 14670, 7706)],
 )
 def test_scan_is_split_as_published(split, trained, held_out):
@@ -135,7 +135,7 @@ def test_words_are_apart_at_white_space():
 
 
 @pytest.mark.parametrize(
-    ("row", "recipe", "figure", "digits"),
+    "row, recipe, figure, digits",
     [
         ("SCAN, simple split", "scan-simple", "exact_match", 3),
         ("SCAN, by length", "scan-length", "exact_match", 3),

@@ -14,7 +14,7 @@ def read(**given):
 
 
 @pytest.mark.parametrize(
-    ("name", "value", "expected"),
+    "name, value, expected",
     [
         ("bad_words_ids", [[5], []], "lists of one or more ids"),
         ("bad_words_ids", [5, 6], "lists of one or more ids"),
@@ -30,7 +30,7 @@ def test_wrong_values(name, value, expected):
 
 
 @pytest.mark.parametrize(
-    ("arguments", "given"),
+    "arguments, given",
     [
         (["--prompt", "top_k"], set()),
         (["--prompt=temperature", "--system", "min_p", "--chat"], set()),

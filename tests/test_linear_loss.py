@@ -69,7 +69,7 @@ def assert_near(ours, theirs, bar):
 
 
 @pytest.mark.parametrize("at_once", [10**9, 4 * VOCABULARY, 1], ids=["at once", "4 rows", "1 row"])
-@pytest.mark.parametrize(("added", "biased", "cap"), SETTINGS)
+@pytest.mark.parametrize("added, biased, cap", SETTINGS)
 def test_equal_in_float64(at_once, added, biased, cap, monkeypatch):
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
     arguments = inputs("float64", biased)
@@ -79,7 +79,7 @@ def test_equal_in_float64(at_once, added, biased, cap, monkeypatch):
     assert_near([3 * linear_cross_entropy(*arguments, added, cap)[0]], ours[:1], 1e-14)
 
 
-@pytest.mark.parametrize(("added", "biased", "cap"), SETTINGS)
+@pytest.mark.parametrize("added, biased, cap", SETTINGS)
 def test_as_good_in_bfloat16(added, biased, cap, monkeypatch):
     """The vocabulary is padded to 128 there, of which nothing may be seen; and parts are added in float32."""
     arguments = inputs("bfloat16", biased)
@@ -98,9 +98,7 @@ def test_as_good_in_bfloat16(added, biased, cap, monkeypatch):
     assert_near(parts[2:], whole[2:], 2**-11)
 
 
-@pytest.mark.parametrize(
-    ("at_once", "cap"), [(10**9, None), (4 * VOCABULARY, CAPS[1])], ids=["at once", "4 rows, capped"]
-)
+@pytest.mark.parametrize("at_once, cap", [(10**9, None), (4 * VOCABULARY, CAPS[1])], ids=["at once", "4 rows, capped"])
 def test_forward_mode_and_second_derivatives(at_once, cap, monkeypatch):
     """In float64, along a random direction of x, table and bias, and of x alone; and the gradient's own derivative."""
     monkeypatch.setattr(linear_loss, "LOGITS_AT_ONCE", at_once)
@@ -142,7 +140,7 @@ def test_no_array_holds_all_logits(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("platform", "axis", "batch", "rows"),
+    "platform, axis, batch, rows",
     [
         ("gpu", "tensor", 8, 4),
         ("gpu", "data", 8, 32),
@@ -162,7 +160,7 @@ def test_each_device_has_as_many_logits_as_one_alone(platform, axis, batch, rows
         assert batch * 16 / linear_loss._count_parts(jnp.zeros((batch, 16, WIDTH)), VOCABULARY) == rows
 
 
-@pytest.mark.parametrize(("axis", "gathered"), [("data", 0), ("fsdp", 2)])
+@pytest.mark.parametrize("axis, gathered", [("data", 0), ("fsdp", 2)])
 def test_the_table_and_its_gradient_are_exchanged_once(axis, gathered):
     """With FSDP: before the loop over the parts and after it, and not in each of its iterations."""
     *floats, labels = inputs("float32", False)

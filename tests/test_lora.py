@@ -73,7 +73,7 @@ def adapted(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("damage", "said"),
+    "damage, said",
     [
         (shutil.rmtree, "frozen is missing, and holds what the adapters of the run change; put back a copy"),
         (flip_bit(), "has changed since it was written"),

@@ -40,7 +40,7 @@ def test_less_is_kept_the_more_is_computed_again():
 
 
 @pytest.mark.parametrize(
-    ("layers", "unroll", "by_turns", "apart"),
+    "layers, unroll, by_turns, apart",
     [
         (4, 1, False, {False}),
         (4, 2, False, {False}),
@@ -76,7 +76,7 @@ def test_what_auto_becomes_on_a_processor():
     assert prepare.fit_to_devices(with_remat("full", None), BATCH, mesh, 1) == with_remat("full")
 
 
-@pytest.mark.parametrize(("fsdp", "asked", "unroll"), [(1, None, 4), (1, 2, 2), (8, None, 1)])
+@pytest.mark.parametrize("fsdp, asked, unroll", [(1, None, 4), (1, 2, 2), (8, None, 1)])
 def test_layers_are_unrolled_on_gpus_without_fsdp(fsdp, asked, unroll):
     mesh = SimpleNamespace(local_devices=[SimpleNamespace(platform="gpu")], shape={"fsdp": fsdp})
     assert prepare.fit_to_devices(with_remat("full", asked), BATCH, mesh, 1) == with_remat("full", unroll)

@@ -19,7 +19,7 @@ TOKENS, SOURCE, MEMORY = jnp.ones((2, 5), jnp.int32), jnp.ones((2, 7), jnp.int32
 
 
 @pytest.mark.parametrize(
-    ("call", "given", "name", "tokens"),
+    "call, given, name, tokens",
     [
         *((GPT.apply, [TOKENS], name, TOKENS) for name in ("mask", "segments", "prefix")),
         (BERT.apply, [SOURCE], "mask", SOURCE),

@@ -7,12 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import optax
 import pytest
-from flax import traverse_util
 
 from jax_tformer import ARCHITECTURES, EXPERIMENTS, LoraConfig, transformer
 from jax_tformer.config.experiment import OptimizerConfig
 from jax_tformer.lora import trained
 from jax_tformer.training.optimizer import has_decay, learning_rate, optimizer
+from parity.gates.pytrees import paths
 
 
 def rates(config, steps):
@@ -40,7 +40,7 @@ WARM, FALL = [0.5, 1.0, 1.5], [1.75, 1.5, 1.25, 1.0]
 
 
 @pytest.mark.parametrize(
-    ("settings", "expected"),
+    "settings, expected",
     [
         ({"schedule": "linear"}, [*WARM, 2.0, *FALL]),
         ({"schedule": "warmup_stable_decay", "decay_share": 0.2}, [*WARM, *[2.0] * 13, *FALL]),
@@ -84,27 +84,25 @@ def test_what_each_parameter_gets(name):
     By default Muon would have what has two axes: the table, and the scales of stacked norms.
     """
     params = trained(transformer(MODELS[name]).shapes)
-    paths = traverse_util.flatten_dict(params, sep=".")
     state = jax.eval_shape(optimizer(OptimizerConfig(name="muon", clip_norm=None), 10).init, params)
     found = {}
     for rule, inner in state.inner_states.items():
         kept = inner.inner_state[0].trace if rule == "matrices" else optax.tree_utils.tree_get(inner, "mu")
-        for path, leaf in traverse_util.flatten_dict(kept, sep=".").items():
-            if not isinstance(leaf, optax.MaskedNode):
-                assert path not in found, f"{path} has two rules"
-                found[path] = rule
-    assert found == {path: kind(path) for path in paths}
-    decays = traverse_util.flatten_dict(has_decay(params), sep=".")
-    assert decays == {path: kind(path) != "vectors" for path in paths}
+        # What is masked has no leaf there.
+        for path in paths(kept):
+            assert path not in found, f"{path} has two rules"
+            found[path] = rule
+    assert found == {path: kind(path) for path in paths(params)}
+    assert paths(has_decay(params)) == {path: kind(path) != "vectors" for path in found}
 
 
 def test_adafactor_keeps_rows_and_columns_of_each_layer():
     init = optimizer(OptimizerConfig(name="adafactor", clip_norm=None), 10).init
     state = jax.eval_shape(init, transformer(ARCHITECTURES["gpt2"]).shapes)[0]
-    kept = [traverse_util.flatten_dict(tree, sep=".") for tree in (state.rows, state.columns)]
+    kept = [paths(tree) for tree in (state.rows, state.columns)]
     for path, shapes in {
         "decoder.blocks.self_attention.query.kernel": [(12, 768, 1), (12, 1, 768)],
         "embedding.tokens.embedding": [(50257, 1), (1, 768)],
         "decoder.blocks.self_attention.query.bias": [(12, 768), None],
     }.items():
-        assert [getattr(tree[path], "shape", None) for tree in kept] == shapes
+        assert [getattr(tree.get(path), "shape", None) for tree in kept] == shapes

@@ -42,7 +42,7 @@ def pieces_of(batch):
 
 
 @pytest.mark.parametrize(
-    ("write", "ids"),
+    "write, ids",
     [
         (write_texts, IDS),
         # llm.c begins documents with the token; nanoGPT and Megatron end them with it.

@@ -67,7 +67,7 @@ def written(checks, folder):
 
 
 @pytest.mark.parametrize(
-    ("tests", "others", "said"),
+    "tests, others, said",
     [
         ([("a", "passed", of(5e-16))], 0, "GREEN: 1 figure, none above its bar (tests: 1 passed)"),
         (
@@ -107,7 +107,7 @@ def test_what_is_not_a_figure_below_its_bar_is_red_everywhere(value, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("cells", "worst"),
+    "cells, worst",
     [
         ([(1e-15, 1e-12, False), (math.nan, 1e-12, False), (1e-11, 1e-12, False)], math.nan),
         # Neither a larger bar nor a test that asks for it hides a red figure.
@@ -173,7 +173,7 @@ def test_documents_get_the_tables_between_their_markers(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("error", "line"),
+    "error, line",
     [
         ("E   parity.gates.measure.ParityError: gate 1: NaN", "ParityError: gate 1: NaN"),
         ("worker 'gw0' crashed while running 'a.py::test'", "worker 'gw0' crashed while running 'a.py::test'"),

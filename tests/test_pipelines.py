@@ -129,7 +129,7 @@ def sources_of(batches, tokenizer, side="source"):
 
 
 @pytest.mark.parametrize("start", [0, 1, 1000])
-@pytest.mark.parametrize(("kind", "split"), [*((kind, "5") for kind in SHARDS), *((kind, "1") for kind in KINDS)])
+@pytest.mark.parametrize("kind, split", [*((kind, "5") for kind in SHARDS), *((kind, "1") for kind in KINDS)])
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_seed_and_number_decide_a_batch(kind, split, count, start, place):
     """Byte for byte, whoever makes its rows, however the ids are split into files, from any step on."""
@@ -478,7 +478,7 @@ PARTS = "give a .tsv or .jsonl file of each source, and no --data.target-path or
 
 
 @pytest.mark.parametrize(
-    ("kind", "fields", "message"),
+    "kind, fields, message",
     [
         (TextData, {"path": "short.txt", "context_length": 18}, "held-out part of the text has 18 tok"),
         (TextData, {"path": "short.txt", "context_length": 180}, "has 162 tokens; expected at least 181"),
@@ -513,7 +513,7 @@ def test_a_tokenizer_that_lacks_what_the_data_needs(place):
             build_pipeline(data, TRAINING, build_tokenizer_for(of))
 
 
-@pytest.mark.parametrize(("tokens", "context"), [(2047, 1), (2048, 2)])
+@pytest.mark.parametrize("tokens, context", [(2047, 1), (2048, 2)])
 def test_a_batch_of_tokens_has_room_for_every_pair(tokens, context):
     config = EXPERIMENTS["pairs"].config
     with refused("expected at least 2048, for batch_size rows of the longest pairs"):

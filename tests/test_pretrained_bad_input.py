@@ -115,7 +115,7 @@ SHARD_DAMAGES = [
 
 
 @pytest.mark.parametrize(
-    ("original", "damage", "message"),
+    "original, damage, message",
     [(name, *row) for name, rows in (("whole", DAMAGES), ("shards", SHARD_DAMAGES)) for row in rows],
 )
 def test_damaged_folders(original, damage, message, originals, tmp_path):
@@ -141,7 +141,7 @@ def test_a_file_that_changes_while_it_is_read(change, whole, tmp_path, monkeypat
 
 
 @pytest.mark.parametrize(
-    ("name", "options", "message"),
+    "name, options, message",
     [
         ("{whole}/config.json", {}, "is a file; expected its folder"),
         ("{whole}", {"revision": "1234"}, "is a folder, which has no revision"),
@@ -159,7 +159,7 @@ SINUSOIDAL = replace(CONFIG, decoder=replace(STACK, positions="sinusoidal_half",
 
 
 @pytest.mark.parametrize(
-    ("config", "options", "message"),
+    "config, options, message",
     [
         (CONFIG, {"architecture": "BertModel"}, "do not both have an encoder"),
         (

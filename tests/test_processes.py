@@ -14,6 +14,7 @@ from jax_tformer.cli.train import train_options
 from jax_tformer.config.experiment import DistributedConfig
 from jax_tformer.runs.metrics import read_metrics
 from jax_tformer.training import processes
+from parity_tests.depth import deeper
 from tests.refusals import refused
 from tests.several_processes import (
     ROOT,
@@ -72,7 +73,7 @@ def test_devices_and_processes_train_as_one_does():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("count", [1, 2, pytest.param(4, marks=pytest.mark.deeper)])
+@pytest.mark.parametrize("count", [1, 2, deeper(4)])
 def test_meshes_of_eight_devices_train_as_one_does(count):
     cases = [[model, mesh(shape), 1 + place % 2] for place, (model, shape) in enumerate(MESHES.items())]
     cases = cases[:2] if count == 1 else cases
@@ -152,7 +153,7 @@ def test_generate_py_in_two_processes(tmp_path):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("begun", "message"),
+    "begun, message",
     [
         (False, "other is not the folder in which the first process has begun the run; give --run a folder that all"),
         (True, "has a run to continue in the folder of --run False (the first: True); start all with the same"),
@@ -171,7 +172,7 @@ def test_processes_whose_folders_differ_refuse_together(tmp_path, begun, message
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["muon", pytest.param("adafactor", marks=pytest.mark.deeper)])
+@pytest.mark.parametrize("name", ["muon", deeper("adafactor")])
 def test_optimizers_on_a_mesh_step_as_on_one_device(name, tmp_path):
     """What they compute of a whole matrix, devices have in parts."""
     meshes = [(4, "--mesh.fsdp 2 --mesh.tensor 2"), (1, "--mesh.fsdp 1")]
@@ -207,12 +208,12 @@ def test_processes_that_differ_refuse_together(tmp_path):
 
 @pytest.mark.deep
 @pytest.mark.parametrize(
-    ("kind", "victim"),
+    "kind, victim",
     [
         (signal.SIGKILL, 1),
         (signal.SIGSTOP, 0),
-        pytest.param(signal.SIGKILL, 0, marks=pytest.mark.deeper),
-        pytest.param(signal.SIGSTOP, 1, marks=pytest.mark.deeper),
+        deeper(signal.SIGKILL, 0),
+        deeper(signal.SIGSTOP, 1),
     ],
 )
 def test_a_process_that_dies_or_hangs_ends_the_others(tmp_path, kind, victim):
@@ -242,7 +243,7 @@ def test_a_full_disk_on_one_process_ends_all(tmp_path):
 
 
 @pytest.mark.parametrize("number", [0, 1])
-def test_a_process_that_nobody_joins_says_so(tmp_path, number):
+def test_a_process_that_nobody_joins_says_so(number):
     where = {"coordinator": f"localhost:{free_port()}", "processes": 2, "process": number, "timeout": 2}
     program = [ROOT / "tests" / "train_together.py", json.dumps({"what": "losses", "cases": [], "distributed": where})]
     ((status, output, errors),) = finish([start(program, 1)])
@@ -251,7 +252,7 @@ def test_a_process_that_nobody_joins_says_so(tmp_path, number):
 
 
 @pytest.mark.parametrize(
-    ("variables", "given", "message"),
+    "variables, given, message",
     [
         ({}, {"coordinator": "localhost:1"}, "coordinator is given and --distributed.processes and --distributed.proc"),
         ({"PMI_SIZE": "4"}, {"coordinator": "localhost:1"}, "is given and --distributed.process not"),
@@ -269,7 +270,7 @@ def test_what_does_not_describe_processes_is_refused(monkeypatch, variables, giv
         processes.join(DistributedConfig(**given))
 
 
-@pytest.mark.parametrize(("kind", "seconds"), [(RuntimeError, [60]), (ValueError, [60]), (InputError, [])])
+@pytest.mark.parametrize("kind, seconds", [(RuntimeError, [60]), (ValueError, [60]), (InputError, [])])
 def test_what_a_lost_process_breaks_waits_until_jax_knows_which(kind, seconds, monkeypatch):
     waited = []
     monkeypatch.setattr(processes, "count", lambda: 2)

@@ -13,42 +13,40 @@ from jax_tformer.files import read_json
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.prepare import fit_to_devices, prepare
 from jax_tformer.training.sharding import make_mesh
+from parity_tests.depth import deeper
 from tests.small_runs import succeed
 from tests.test_tokenizing import write_lines
 
 pytestmark = pytest.mark.deep
-DEEPER = pytest.mark.deeper
 WORDS = ["null", "eins", "zwei", "drei", "vier", "fünf", "sechs", "sieben", "acht", "neun"]
 
 
-@pytest.mark.parametrize("name", ["gpt2-124m", pytest.param("modded-nanogpt", marks=DEEPER)])
-def test_from_documents_to_a_model(name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", ["gpt2-124m", deeper("modded-nanogpt")])
+def test_from_documents_to_a_model(name, folder, capsys):
     """llm.c's shards, with a file that is held out, in rows of 1,024 tokens."""
-    monkeypatch.chdir(tmp_path)
     texts = [f"Document {n} has {n * n} lines, and {n % 7} more. " * 40 for n in range(300)]
-    write_lines(tmp_path / "corpus.jsonl", texts)
+    write_lines(folder / "corpus.jsonl", texts)
     bpe = "--data.tokenizer.kind bpe --data.tokenizer.vocab-size 300"
     succeed(tokenize, f"corpus.jsonl --out shards {bpe} --data.held-out 0.2 --workers 1")
-    assert sorted(path.name.split("_")[0] for path in (tmp_path / "shards").glob("*.bin")) == ["train", "val"]
+    assert sorted(path.name.split("_")[0] for path in (folder / "shards").glob("*.bin")) == ["train", "val"]
     narrow = "--model.decoder.num-layers 2 --model.decoder.num-heads 2 --model.decoder.feedforward-width 32"
     if name == "modded-nanogpt":
         narrow += " --model.decoder.rotary.width 4 --model.vocab-size 304"
     short = "--training.batch-size 2 --training.accumulation 2 --training.steps 6 --training.evaluate-batches 1"
     short += " --training.evaluate-every 6"
     succeed(train, f"{name} --data.path shards --run run --model.d-model 16 {narrow} {short}")
-    assert 4 < read_json(tmp_path / "run" / "summary.json")["val_loss"] < 6  # ln 304 = 5.7
+    assert 4 < read_json(folder / "run" / "summary.json")["val_loss"] < 6  # ln 304 = 5.7
     succeed(generate, "run --prompt Document --max-new-tokens 8")
     assert capsys.readouterr().out.rpartition("\n")[0]
 
 
-@pytest.mark.parametrize("name", [pytest.param("wmt14-en-de", marks=DEEPER), "iwslt14-de-en"])
-def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
+@pytest.mark.parametrize("name", [deeper("wmt14-en-de"), "iwslt14-de-en"])
+def test_from_pairs_to_a_score(name, folder, capsys):
     """Shared BPE, label smoothing, the mean of five checkpoints, four beams, both kinds of BLEU."""
-    monkeypatch.chdir(tmp_path)
     numbers = [f"{n:03d}" for n in range(1000)]
     spelled = ["-".join(WORDS[int(digit)] for digit in number) + " , bitte sehr ." for number in numbers]
     for side, lines in (("source", [" ".join(f"{number} , please .") for number in numbers]), ("target", spelled)):
-        (tmp_path / f"{side}.txt").write_text("\n".join(lines) + "\n")
+        (folder / f"{side}.txt").write_text("\n".join(lines) + "\n")
     layers = "num-layers 2", "num-heads 2", "feedforward-width 128"
     narrow = " ".join(f"--model.{side}.{what}" for side in ("encoder", "decoder") for what in layers)
     narrow += " --model.dropout.residual 0 --model.dropout.embedding 0 --model.d-model 64 --data.held-out 0.1"
@@ -68,11 +66,11 @@ def test_from_pairs_to_a_score(name, tmp_path, monkeypatch, capsys):
 
 
 @pytest.mark.parametrize(
-    ("name", "parameters", "temporary"),
+    "name, parameters, temporary",
     [
         ("gpt2-124m", 124_439_808, 33),
-        pytest.param("modded-nanogpt", 162_354_816, 31, marks=DEEPER),
-        pytest.param("wmt14-en-de", 63_045_632, 11, marks=DEEPER),
+        deeper("modded-nanogpt", 162_354_816, 31),
+        deeper("wmt14-en-de", 63_045_632, 11),
         ("iwslt14-de-en", 36_626_432, 1.7),
     ],
 )

@@ -6,6 +6,7 @@ import pytest
 
 from jax_tformer.cli import train
 from jax_tformer.files import read_json
+from parity_tests.depth import deep
 from tests.damages import flip_bit
 from tests.several_processes import ROOT, finish, start, wait_for_rows
 from tests.small_runs import losses, succeed
@@ -30,11 +31,11 @@ def uninterrupted(tmp_path_factory):
 
 
 @pytest.mark.parametrize(
-    ("number", "at"),
+    "number, at",
     [
-        pytest.param(signal.SIGINT, 3, id="ctrl-c before a checkpoint", marks=pytest.mark.deep),
+        deep(signal.SIGINT, 3, id="ctrl-c before a checkpoint"),
         pytest.param(signal.SIGTERM, 13, id="sigterm, and the newest checkpoint is damaged"),
-        pytest.param(signal.SIGKILL, 13, id="kill -9", marks=pytest.mark.deep),
+        deep(signal.SIGKILL, 13, id="kill -9"),
     ],
 )
 def test_stopped_and_started_again(number, at, tmp_path, uninterrupted, capsys):

@@ -48,7 +48,7 @@ def test_it_is_the_references_that_decide():
     assert translation_scores(["cat", "dog"], LONG).bleu == 0
 
 
-@pytest.mark.parametrize(("answers", "references"), [([], []), (["a"], ["a", "b"])])
+@pytest.mark.parametrize("answers, references", [([], []), (["a"], ["a", "b"])])
 def test_what_cannot_be_scored(answers, references):
     with refused(r"translations"):
         translation_scores(answers, references)

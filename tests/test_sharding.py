@@ -8,7 +8,6 @@ from types import SimpleNamespace
 import jax
 import numpy as np
 import pytest
-from flax import traverse_util
 from jax.sharding import AxisType, PartitionSpec
 
 from jax_tformer import ARCHITECTURES, LoraConfig, transformer
@@ -16,6 +15,7 @@ from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.model.parameters import AXES, axes_of
 from jax_tformer.training import processes
 from jax_tformer.training.sharding import describe_shards, make_mesh, parameter_shardings
+from parity.gates.pytrees import paths
 from tests import small_models
 from tests.refusals import refused
 
@@ -29,7 +29,7 @@ def eight_devices(monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("asked", "rows", "shape"),
+    "asked, rows, shape",
     [
         ({}, 16, (8, 1, 1, 1)),
         ({}, 12, (6, 1, 1, 1)),
@@ -43,7 +43,7 @@ def test_the_data_axis_takes_what_divides_the_batch(asked, rows, shape, eight_de
 
 
 @pytest.mark.parametrize(
-    ("asked", "rows", "message"),
+    "asked, rows, message",
     [
         ({"data": 9}, 18, "data 9 x fsdp 1 x context 1 x tensor 1 = 9 devices, but there are 8"),
         ({"fsdp": 3, "tensor": 4}, 12, "= 12 devices, but there are 8"),
@@ -68,8 +68,8 @@ def test_every_logical_name_is_in_use_and_nothing_large_is_left_whole():
     used = set()
     for name, config in CONFIGS.items():
         shapes = transformer(config).shapes
-        shardings = traverse_util.flatten_dict(parameter_shardings(MESH, shapes), sep=".")
-        for full, leaf in traverse_util.flatten_dict(shapes, sep=".").items():
+        shardings = paths(parameter_shardings(MESH, shapes))
+        for full, leaf in paths(shapes).items():
             used |= {suffix for suffix in AXES if f".{full}".endswith(f".{suffix}")}
             assert len(axes_of(full).replace("->", "").split()) == leaf.ndim - (".blocks." in f".{full}")
             matrix = full.endswith(("kernel", "tokens.embedding")) and "head.dense" not in full

@@ -65,7 +65,7 @@ def test_what_others_write_is_read_and_cut_into_windows(write, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("write_shard", "damage", "told"),
+    "write_shard, damage, told",
     [
         (write_llm_c, cut("a.bin", 2), "a.bin is damaged: it has 3,022 bytes; expected 3,024"),
         (write_llm_c, swap("a.bin", b"\1\1\0", b"\1\2\0"), "a.bin is of version 2; expected 1"),

@@ -57,7 +57,7 @@ def test_a_file_whose_name_looks_like_a_pattern(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    "name, content, message",
     [
         ("a.txt", None, "a.txt does not exist"),
         ("a.txt", b" \n\n", "holds no text; expected at least one document"),
@@ -76,22 +76,22 @@ def test_text_errors(tmp_path, name, content, message):
         text_of(tmp_path / name)
 
 
-@pytest.mark.parametrize(("load", "kind"), [(load_text, TextData), (load_pairs, PairData)])
+@pytest.mark.parametrize("load, kind", [(load_text, TextData), (load_pairs, PairData)])
 def test_files_need_a_path(load, kind):
     with refused(r"give --data\.path"):
         load(kind("files"))
 
 
 @pytest.mark.parametrize(
-    ("line", "says"),
-    [
-        ("{", "not JSON"),
-        ("", "not JSON"),
-        ('{"content": "x"}', 'no text under "text"'),
-        ('{"text": 5}', 'no text under "text"'),
-        ('"text"', 'no text under "text"'),
-        (r'{"text": "half \ud83d"}', 'a lone surrogate under "text"'),
-    ],
+    "line, says",
+    {
+        "{": "not JSON",
+        "": "not JSON",
+        '{"content": "x"}': 'no text under "text"',
+        '{"text": 5}': 'no text under "text"',
+        '"text"': 'no text under "text"',
+        r'{"text": "half \ud83d"}': 'a lone surrogate under "text"',
+    }.items(),
 )
 def test_json_lines_errors_name_the_line(tmp_path, line, says):
     lines = ['{"text": "fine"}'] * 1233 + [line, '{"text": "fine"}']
@@ -117,7 +117,7 @@ FINE = "a\tb\n" * 1233
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    "name, content, message",
     [
         ("a.tsv", None, "a.tsv does not exist"),
         ("folder.tsv", None, "is a folder"),
@@ -139,7 +139,7 @@ def test_pair_errors(tmp_path, name, content, message):
 
 
 @pytest.mark.parametrize(
-    ("source", "target", "message"),
+    "source, target, message",
     [
         ("a\nb\n", "A\n", "b.txt has 1 lines and .*has more; expected as many targets as sources"),
         ("a\nb\nc\n", "A\n\nC\n", "b.txt, line 2: the target is empty"),

@@ -26,7 +26,7 @@ def test_the_compiler_knows_its_options(options):
         jax.jit(lambda x: x + 1, compiler_options={"xla_no_such_option": True})(jnp.ones(()))
 
 
-@pytest.mark.parametrize(("dtype", "fused"), [("float32", True), ("float64", False)])
+@pytest.mark.parametrize("dtype, fused", [("float32", True), ("float64", False)])
 def test_float64_does_without_the_fusions_that_read_what_nobody_wrote(dtype, fused):
     """docs/known-issues.md; that float32 has them shows that the test can see them."""
 
@@ -78,7 +78,7 @@ UNKNOWN = "Backend 'rocm' is not in the list of known backends: ['cpu', 'tpu']."
 
 
 @pytest.mark.parametrize(
-    ("platforms", "error", "said"),
+    "platforms, error, said",
     [
         ("", RuntimeError("Unable to initialize backend 'cuda': none\nhere"), "there is no such device here"),
         ("", AssertionError(), "there is no such device here"),
@@ -101,7 +101,7 @@ def test_a_platform_that_is_not_there(platforms, error, said, monkeypatch):
 
 
 @pytest.mark.parametrize(
-    ("flags", "before", "after"),
+    "flags, before, after",
     [
         ("--xla_force_host_platform_device_count=100", None, "400"),
         ("--xla_force_host_platform_device_count=100", "7", "7"),
@@ -185,7 +185,7 @@ assert (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before > 1000) == i
 
 @pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="needs glibc")
 @pytest.mark.parametrize(
-    ("megabytes", "threshold", "faults_again"),
+    "megabytes, threshold, faults_again",
     [(64, None, 0), (1024, None, 1), (64, "65536", 1)],
     ids=["small", "large", "tuned by the user"],
 )

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from numpy.testing import assert_allclose, assert_array_equal
 
 from jax_tformer import ComputeConfig, transformer
 from jax_tformer.config import IGNORED
@@ -67,13 +68,13 @@ def test_norms_of_each_layer_and_the_noise_scale():
 
     for name, tree in {"gradient_norm": whole, "update_norm": update}.items():
         layers = [squares(tree["decoder"]["blocks"], layer) ** 0.5 for layer in range(3)]
-        np.testing.assert_allclose(metrics.norms[f"{name}/decoder.blocks"], layers, rtol=1e-12)
+        assert_allclose(metrics.norms[f"{name}/decoder.blocks"], layers, rtol=1e-12)
         all_together = [x for key, x in metrics.norms.items() if key.startswith(name)]
-        np.testing.assert_allclose(squares(all_together), squares(tree), rtol=1e-12)
+        assert_allclose(squares(all_together), squares(tree), rtol=1e-12)
     # |G|^2 and the variance, of batches of 2 and 4 rows.
     small, large = (squares(first) + squares(second)) / 2, squares(whole)
     expected = (4 * large - 2 * small) / (4 - 2), (small - large) / (1 / 2 - 1 / 4)
-    np.testing.assert_allclose(metrics.noise, expected, rtol=1e-12)
+    assert_allclose(metrics.noise, expected, rtol=1e-12)
 
 
 @pytest.mark.parametrize("remat", ["dots", "full"])
@@ -113,7 +114,7 @@ def test_parameters_kept_in_bfloat16_are_widened_before_anything_is_computed():
     found, expected = (
         net.apply(each, BATCH["tokens"]) for net, each in ((narrow, params), (transformer(config), wide))
     )
-    np.testing.assert_array_equal(found, expected)
+    assert_array_equal(found, expected)
 
 
 def test_float64_needs_x64():

@@ -20,7 +20,7 @@ DEEP = "[" * 100_000 + "]" * 100_000
 
 
 @pytest.mark.parametrize(
-    ("text", "message"),
+    "text, message",
     [
         ('{"a":' * 100_000, "more than 64 deep"),
         ("[" * 66 + "]" * 66, "more than 64 deep"),
@@ -48,7 +48,7 @@ def test_json_that_is_read():
 
 
 @pytest.mark.parametrize(
-    ("name", "message"),
+    "name, message",
     [("a\0b", "a NUL in its name"), ("nothing", "does not exist"), ("large", "more than 100 bytes")],
 )
 def test_files_that_are_none(tmp_path, name, message):
@@ -66,7 +66,7 @@ def write_run(folder):
 
 
 @pytest.mark.parametrize(
-    ("other", "kind"), [(pipe, "a pipe"), (link, "a link"), (lambda name: link(name, "/dev"), "a link")]
+    "other, kind", [(pipe, "a pipe"), (link, "a link"), (lambda name: link(name, "/dev"), "a link")]
 )
 @pytest.mark.parametrize(
     "name",

@@ -16,7 +16,7 @@ from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingCon
 from jax_tformer.data import tokenizers as ours
 from jax_tformer.data.sources import load_text, training_end
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, build_tokenizer, load_tokenizer
-from jax_tformer.files import read_json
+from jax_tformer.files import read_json, write_json
 from tests.damages import write
 from tests.memory import traced_peak
 from tests.refusals import refused
@@ -94,13 +94,13 @@ def test_special_tokens_may_look_at_their_neighbours(config, change, tmp_path):
     build_tokenizer(config, [text], {"mask": " on"}).save(tmp_path)
     saved = read_json(tmp_path / "tokenizer.json")
     saved["added_tokens"][0][change] = True
-    (tmp_path / "tokenizer.json").write_text(json.dumps(saved))
+    write_json(tmp_path / "tokenizer.json", saved)
     loaded = load_tokenizer(tmp_path)
     assert loaded.encode(text).tolist() == backend_ids(loaded, text)
 
 
 @pytest.mark.parametrize(
-    ("config", "text", "special", "size"),
+    "config, text, special, size",
     [
         (BYTES, "", END_OF_TEXT, 257),
         (CHARACTERS, "banana\n", {}, 4),
@@ -119,7 +119,7 @@ def test_the_ids_of_bytes_and_characters():
     assert build_tokenizer(CHARACTERS, ["banana\n"], {}).encode("ab\nn").tolist() == [1, 2, 0, 3]
 
 
-@pytest.mark.parametrize(("kind", "text"), [("characters", "fog\n"), ("words", "fog of war")])
+@pytest.mark.parametrize("kind, text", [("characters", "fog\n"), ("words", "fog of war")])
 def test_what_is_put_around_a_text_is_known_whatever_the_vocabulary(kind, text):
     """Other words and characters than these are refused."""
     tokenizer = build_tokenizer(TokenizerConfig(kind), [text], END_OF_TEXT)
@@ -149,9 +149,9 @@ def test_roles_as_hugging_face_writes_them(tmp_path):
     assert roles(load_tokenizer(tmp_path)) == (256, 256, 256, None)
     build_tokenizer(BYTES, [], {"start": "[CLS]", "end": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}).save(tmp_path)
     config = {"cls_token": {"content": "[CLS]", "lstrip": False}, "add_bos_token": True}
-    (tmp_path / "tokenizer_config.json").write_text(json.dumps(config))
+    write_json(tmp_path / "tokenizer_config.json", config)
     names = {"sep_token": "[SEP]", "pad_token": {"content": "[PAD]"}, "mask_token": "[MASK]", "bos_token": None}
-    (tmp_path / "special_tokens_map.json").write_text(json.dumps(names))
+    write_json(tmp_path / "special_tokens_map.json", names)
     assert roles(load_tokenizer(tmp_path)) == (256, 257, 258, 259)
 
 
@@ -308,7 +308,7 @@ def test_a_revision_is_the_commit_of_a_hub_name(tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("name", "content", "message"),
+    "name, content, message",
     [
         ("tokenizer.json", None, "tokenizer.json does not exist"),
         *(

@@ -256,7 +256,7 @@ def shorter(by):
 
 
 @pytest.mark.parametrize(
-    ("name", "spoil", "told"),
+    "name, spoil, told",
     [
         ("a.parquet", other(write_parquet, name="texts"), "has the columns id, texts; exp"),
         ("a.parquet", other(write_parquet, range(300)), "the column 'text' holds int64"),

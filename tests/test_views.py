@@ -3,6 +3,7 @@
 import einops
 import numpy as np
 import pytest
+from numpy.testing import assert_array_equal
 
 from jax_tformer.hub.families import Place
 from jax_tformer.hub.names import Lazy, Stacked, read, same_bytes
@@ -16,7 +17,7 @@ AXES = [
 ]
 
 
-@pytest.mark.parametrize(("axes", "shape", "sizes"), AXES, ids=[axes for axes, _, _ in AXES])
+@pytest.mark.parametrize("axes, shape, sizes", AXES, ids=[axes for axes, _, _ in AXES])
 def test_parts_are_those_of_einops(axes, shape, sizes):
     source = np.random.default_rng(0).integers(0, 1000, shape)
     place = Place("theirs", shape, ("a", "b", "c"), axes, sizes, False)
@@ -24,7 +25,7 @@ def test_parts_are_those_of_einops(axes, shape, sizes):
     for number, part in enumerate(wanted):
         found = place.part(source, number)
         assert np.shares_memory(found, source)
-        np.testing.assert_array_equal(found.reshape(part.shape), part)
+        assert_array_equal(found.reshape(part.shape), part)
     assert same_bytes(place.fuse(list(wanted)), source)
     assert not same_bytes(place.fuse(list(wanted + (wanted == wanted.max()))), source)
 
@@ -34,10 +35,10 @@ def test_a_region_of_a_stack_is_read_in_another_type():
     views = Stacked([Lazy((520, 300), layers.dtype, lambda layer=layer: layer.T) for layer in layers])
     assert (views.shape, views.dtype) == ((4, 520, 300), layers.dtype)
     whole = layers.swapaxes(1, 2)
-    np.testing.assert_array_equal(read(views), whole)
+    assert_array_equal(read(views), whole)
     found = read(views, np.dtype(np.float64), (slice(None), slice(3, 500), slice(None)))
     assert found.dtype == np.float64
-    np.testing.assert_array_equal(found, whole[:, 3:500])
+    assert_array_equal(found, whole[:, 3:500])
     # Where JAX takes it over without a copy.
     assert found.ctypes.data % 64 == 0
-    np.testing.assert_array_equal(read(views.layers[2]), whole[2])
+    assert_array_equal(read(views.layers[2]), whole[2])

@@ -64,7 +64,7 @@ def test_the_code_of_the_page_is_that_of_the_sources():
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "named"),
+    "old, new, named",
     [
         ("norm(x + h)", "norm(h + x)", ["JAX: Block._add", "PyTorch: Block._add"]),
         ("self.query(x, dropout_key)", "self.query(x * 2, dropout_key)", ["JAX: Attention"]),

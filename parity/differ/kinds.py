@@ -26,6 +26,7 @@ def kind(ours: Start, theirs: Start) -> str | None:
         _constants_added,
         activation,
         _factor,
+        _zeros_for_mask,
         _mask,
         _zero_rows,
         _literals,
@@ -62,15 +63,21 @@ def _added(values: Values, row: Value) -> list[float]:
     return [x for x in (*row.literals, *numbers) if x]
 
 
+def _zeros_for_mask(ours: Start, theirs: Start) -> str | None:
+    """Zeros where the other side masks, which have one fingerprint."""
+    for i, j in shared(ours, theirs):
+        mine, their = ours.values.array(i), theirs.values.array(j)
+        moved = None if mine is None or their is None else in_our_layout(mine, their)
+        if mine is None or moved is None:
+            continue
+        for side, other, array, its in ((ours, theirs, mine, moved), (theirs, ours, moved, mine)):
+            if (hidden := _masked(array)).any() and not its[hidden].any():
+                return f"{side.values.side} reads a mask here where {other.values.side} reads zeros"
+    return None
+
+
 def _mask(ours: Start, theirs: Start) -> str | None:
     """Who sees whom: places that one side masks and the other does not."""
-    for i, j in shared(ours, theirs):
-        here, there = ours.values.array(i), theirs.values.array(j)
-        moved = None if here is None or there is None else in_our_layout(here, there)
-        # A mask and zeros have one fingerprint.
-        for one, other, array, its in ((ours, theirs, here, moved), (theirs, ours, moved, here)):
-            if array is not None and its is not None and (hidden := _masked(array)).any() and not its[hidden].any():
-                return f"{one.values.side} reads a mask here where {other.values.side} reads zeros"
     if not any(_masks(side, [*side.behind, *side.near[:4]]) for side in (ours, theirs)):
         return None
     # A side that masks everything goes on as if it masked nothing: what it was made of tells.

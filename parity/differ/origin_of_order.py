@@ -78,7 +78,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
             here, there = ours.array(i), theirs.array(j)
             candidates = [] if here is None or there is None else layouts(here, there)[:_TRIED]
             # What is the same but for a mask is in one order.
-            if here is None or any(_close(here, array) for array in candidates):
+            if here is None or any(_close(here, array) and not _is_near(here, array) for array in candidates):
                 continue
             if any(shows(i, array) is not None for array in candidates):
                 moved = _first_move(ours, theirs, i)
@@ -135,8 +135,12 @@ def reordered_choice(ours: Values, theirs: Values, number: int) -> Origin:
 
 
 def _close(here: np.ndarray, there: np.ndarray) -> bool:
-    here, there = finite(here), finite(there)
-    return bool(np.abs(here - there).max() <= NEARLY * (np.abs(here).max() + 1e-300))
+    return _is_near(finite(here), finite(there))
+
+
+def _is_near(here: np.ndarray, there: np.ndarray) -> bool:
+    with np.errstate(invalid="ignore"):
+        return bool(np.abs(here - there).max() <= NEARLY * (np.abs(finite(here)).max() + 1e-300))
 
 
 def _first_move(ours: Values, theirs: Values, number: int) -> int:
@@ -153,13 +157,14 @@ def _first_move(ours: Values, theirs: Values, number: int) -> int:
 
 
 def _is_in_order(ours: Values, theirs: Values, number: int) -> bool:
-    """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes, or in another
-    shape."""
+    """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes, or the same
+    rows."""
     here = ours.array(number)
     if here is None:
         return True
     arrays = [array for j in ours.equal[number] if (array := theirs.array(j)) is not None]
-    moved = [array.reshape(here.shape) for array in arrays if array.size == here.size]
+    rows = [array for array in arrays if array.size == here.size and array.shape[-1:] == here.shape[-1:]]
+    moved = [array.reshape(here.shape) for array in rows]
     moved += [each for array in arrays for each in with_axes_as(here, array)]
     return any(_close(here, array) for array in moved)
 

@@ -380,10 +380,10 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
 
 
 def _between(values: Values, number: int, last: int) -> list[int]:
-    """The values that a value is made of, itself included, back to another one and to what agrees."""
+    """The values that the last one is made of, itself included, but for a number and what agrees."""
     found = [last]
     for k in found:
-        before = (i for i in values.rows[k].inputs if number < i and (i not in values.equal or k == last))
+        before = (i for i in values.rows[k].inputs if i != number and (i not in values.equal or k == last))
         found += [i for i in before if i not in found]
     return found
 

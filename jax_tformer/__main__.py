@@ -33,10 +33,11 @@ def main() -> None:
 
     def program(arguments: Sequence[str]) -> int:
         require(name in PROGRAMS, f"there is no program {name!r}; expected one of {', '.join(PROGRAMS)}")
-        # Imported here, so that `run_program` also handles a Ctrl-C during the import.
-        from jax_tformer.training.processes import require_alone
-
+        # Imported here, so that `run_program` also handles a Ctrl-C during the import; and only where it is needed,
+        # because training limits the heaps of threads before it imports NumPy.
         if name not in ("train", "generate"):
+            from jax_tformer.training.processes import require_alone
+
             require_alone(sys.argv[0])
         return import_module(PROGRAMS[name][0]).main(arguments)
 

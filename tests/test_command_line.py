@@ -17,6 +17,7 @@ from jax_tformer.files import read_json
 from jax_tformer.runs.folder import RunFolder
 from jax_tformer.terminal import parse
 from tests.refusals import refused
+from tests.several_processes import run_alone
 from tests.small_models import assert_same_bits
 from tests.small_runs import names
 from tests.speaking import write_run
@@ -66,6 +67,15 @@ def test_programs_of_one_process_refuse_several(program, call, monkeypatch):
     told = f"jax-tformer {program}: error: 2 processes were started, and jax-tformer {program} runs in one; start one, "
     status, out, err = call(program)
     assert (status, out, err[: len(told)]) == (2, "", told)
+
+
+@pytest.mark.parametrize("program", ["train", "generate"])
+def test_help_comes_before_numpy_starts_its_threads(program):
+    code = (
+        "import atexit, sys; atexit.register(lambda: print('numpy' in sys.modules)); import jax_tformer.__main__ as m"
+    )
+    output, _ = run_alone(["-c", f"{code}; m.main()", program, "--help"])
+    assert output.endswith("\nFalse\n")
 
 
 @pytest.mark.parametrize("program", ["", *console.PROGRAMS])

@@ -15,6 +15,7 @@ import pytest
 from jax_tformer import EXPERIMENTS
 from jax_tformer.cli import generate, train
 from jax_tformer.cli.train import train_options
+from jax_tformer.config.errors import TrainingFailed
 from jax_tformer.files import read_json
 from jax_tformer.runs.evaluation import Evaluator
 from jax_tformer.runs.folder import RunFolder, load_trained, parse_checkpoint
@@ -218,6 +219,15 @@ def test_the_best_checkpoint_is_saved_when_it_appears(begin, tmp_path, monkeypat
     skipped, used, _ = capsys.readouterr().err.splitlines()
     assert skipped.startswith("skipped a damaged checkpoint")
     assert (skipped.split(": ", 1)[1], used) == ("step 4: extra.json is missing", "the checkpoint of step 7")
+
+
+def test_where_an_evaluation_fails_the_checkpoint_before_its_step_counts(begin, tmp_path, monkeypatch):
+    run, held_out = tmp_path / "run", iter([3.0, float("nan")])
+    monkeypatch.setattr(Evaluator, "__call__", lambda self, params: {"val_loss": next(held_out)})
+    with pytest.raises(TrainingFailed, match=r"^the held-out loss after step 4 is nan; .*saved checkpoints"):
+        begin(run, "--steps 6 --training.checkpoint-every 1 --training.keep-checkpoints 6")
+    # Step 4 was finite, so that 3 counts; 4 was not saved yet.
+    assert names(run / "checkpoints") == ["1", "2", "3"]
 
 
 def test_what_is_not_said_stays_as_it_is(ended):

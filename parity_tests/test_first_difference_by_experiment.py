@@ -686,3 +686,73 @@ def test_whole_numbers_that_are_returned_are_compared():
     assert found
     assert found.differing[0].startswith("best")
     assert "argmax" in found.ours.source
+
+
+def recurrent(p, x, split):
+    def step(state, row):
+        h, c = state
+        gates = jnp.split(row @ p["ih"].T + h @ p["hh"].T + p["bias"], 4)
+        i, f, g, o = (gates[n] for n in split)
+        c = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+        h = jax.nn.sigmoid(o) * jnp.tanh(c)
+        return (h, c), h
+
+    return jax.lax.scan(step, (jnp.zeros(6), jnp.zeros(6)), x)[1]
+
+
+def recurrent_there(m, x):
+    h, c, found = torch.zeros(6, dtype=x.dtype), torch.zeros(6, dtype=x.dtype), []
+    for row in x:
+        i, f, g, o = (m.ih(row) + m.hh(h)).chunk(4)
+        c = torch.sigmoid(f) * c + torch.sigmoid(i) * torch.tanh(g)
+        h = torch.sigmoid(o) * torch.tanh(c)
+        found.append(h)
+    return torch.stack(found)
+
+
+@pytest.mark.parametrize("split", [(0, 1, 2, 3), (0, 2, 1, 3)])
+def test_what_theirs_adds_one_step_later_is_not_left_out(split):
+    theirs = Module(recurrent_there, ih=lambda: nn.Linear(6, 24), hh=lambda: nn.Linear(6, 24, bias=False))
+    weights = {"ih": "ih.weight", "hh": "hh.weight", "bias": "ih.bias"}
+    found = first_difference(partial(recurrent, split=split), theirs, weights, [NUMBERS], backward=False)
+    assert bool(found) == (split != (0, 1, 2, 3))
+    assert "without it" not in (found.kind or "")
+
+
+def test_zeros_in_the_place_of_a_mask_are_named():
+    hidden = np.triu(np.ones((6, 6), bool), 1)
+
+    def blind(p, x, h):
+        return jax.nn.softmax(jnp.where(hidden, 0.0, h @ x.T)) @ h
+
+    def causal(m, x, h):
+        return torch.softmax((h @ x.T).masked_fill(torch.tensor(hidden), -torch.inf), -1) @ h
+
+    assert asked(blind, causal).kind == "theirs reads a mask here where ours reads zeros"
+
+
+@pytest.mark.parametrize("sign", [1, -1])
+def test_rows_that_are_taken_wrongly_have_no_order_that_is_sure(sign):
+    def rolled(p, x):
+        h = x @ p["up"].T
+        share = jax.nn.softmax(h.mean(-1)[:3])
+        at = (jnp.arange(6)[None] + sign * jnp.arange(1, 4)[:, None]) % 6
+        return jnp.einsum("k,ktd->td", share, h[at])
+
+    def rolled_there(m, x):
+        h = m.up(x)
+        share = torch.softmax(h.mean(-1)[:3], -1)
+        return sum(share[k] * h.roll(-k - 1, 0) for k in range(3))
+
+    found = part(rolled, rolled_there, backward=False)
+    assert bool(found) == (sign == -1)
+    assert not found.verdict.startswith("sure")
+
+
+def test_a_norm_behind_a_branch_and_not_before_it_leaves_no_branch_out():
+    def behind(p, x, h):
+        return h + normalise(p, jnp.tanh(h @ p["up"].T))
+
+    found = asked(behind, lambda m, x, h: h + torch.tanh(m.up(m.norm(h))))
+    assert found
+    assert "without it" not in (found.kind or "")

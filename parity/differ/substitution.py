@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parity.differ.alignment import REACH, Start, made_of, sizes_around, splits
+from parity.differ.alignment import PRODUCT, REACH, Start, made_of, sizes_around, splits
 from parity.differ.answer import called
 from parity.differ.element_order import distance, layouts, with_axes_as, without_copies
 from parity.differ.fingerprints import BAR, Index, fingerprint
@@ -231,21 +231,32 @@ class Experiments:
         return self.values.index()
 
     def does_later(self, left_out: Sequence[int], number: int, after: int) -> bool:
-        """Whether the other side does, behind one of its values, what this side does to a value in those that are
-        `left_out`: it reads a weight that they read, or at once what the first of them reads beside the value."""
-        read = {i for k in left_out for i in self.values.rows[k].inputs if self.values.parameter(i)}
-        weights = self.values.equals(read)
+        """Whether the other side does, behind one of its values, what this side does to a value in those `left_out`.
+
+        It multiplies by a weight that they multiply by, or reads at once what the first of them reads beside the value.
+        """
+        done = {
+            (name, j)
+            for k in left_out
+            if (name := _named(self.values.rows[k])) in ("product", "mul")
+            for j in self.values.equals(i for i in self.values.rows[k].inputs if self.values.parameter(i))
+        }
         operands = self.values.equals({*self.values.rows[left_out[0]].inputs} - {number})
         if any(not operands.isdisjoint(self.other.rows[k].inputs) for k in self.other.used(after)):
             return True
         seen = {after}
         for k in range(after + 1, min(after + REACH, len(self.other.rows))):
-            inputs = self.other.rows[k].inputs
-            if not seen.isdisjoint(inputs):
-                if not weights.isdisjoint(inputs):
+            row = self.other.rows[k]
+            if not seen.isdisjoint(row.inputs):
+                if not done.isdisjoint((_named(row), j) for j in row.inputs):
                     return True
                 seen.add(k)
         return False
+
+
+def _named(row: Value) -> str:
+    """What an operation does; products have many names."""
+    return "product" if PRODUCT.search(row.operation) else row.operation.removeprefix("aten.").rstrip("_")
 
 
 def _has_whole_numbers(array: np.ndarray) -> bool:

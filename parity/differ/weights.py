@@ -1,19 +1,17 @@
 """Whether weights are at fault: numbers that are not what the weight map says, or a place that reads another weight."""
 
-import re
 from collections.abc import Iterator, Mapping, Sequence
 from itertools import product
 
 import numpy as np
 
-from parity.differ.alignment import Start
+from parity.differ.alignment import PRODUCT, Start
 from parity.differ.answer import Difference
 from parity.differ.fingerprints import BAR, fingerprint
 from parity.differ.values import Values
 from parity.gates.projection import double
 from parity.gates.pytrees import Tensors
 
-_PRODUCT = re.compile(r"(dot_general|bmm|\bmm|matmul|conv)")
 _STEPS = 12
 _BLOCK = 1 << 20
 """Elements that are looked at together."""
@@ -164,7 +162,7 @@ def _first_product(start: Start) -> int | None:
         row = values.rows[i]
         data = [k for k in row.inputs if values.rows[k].data]
         if (
-            _PRODUCT.search(row.operation)
+            PRODUCT.search(row.operation)
             and len(data) == 2
             and all(values.leaf(k) is None and values.unscaled(k) in values.equal for k in data)
         ):
@@ -181,7 +179,7 @@ def _behind(values: Values, number: int) -> set[tuple[str, int | None]]:
             weights = {
                 (name, row.layer[-1] if row.layer else None)
                 for row in map(values.rows.__getitem__, near)
-                if _PRODUCT.search(row.operation)
+                if PRODUCT.search(row.operation)
                 for k in row.inputs
                 if (name := values.parameter(k))
             }

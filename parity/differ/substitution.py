@@ -91,8 +91,11 @@ class Experiments:
             return None
         lines = [None if j is None else (self.other.rows[j].place[:2], self.other.rows[j].operation) for _, j in run]
         agreeing = {line: lines.index(line) for line in lines if line}
-        # A line that agrees again, where the program comes to it again, says no more than the first time.
-        apart = len(run) - 1 - max(agreeing.values())
+        # With twins a line that agrees again, where the program comes to it again, says no more than the first time,
+        # unless most of what is computed agrees.
+        some = bool(twins) and 2 * len(known) < len(run)
+        last = max(agreeing.values()) if some else max(n for n, line in enumerate(lines) if line)
+        apart = len(run) - 1 - last
         returned = not self._returned.keys().isdisjoint(known)
         # What ran to its end, and returns something else still, parts again however short it was.
         ended = not alone and not {i for i, _ in run}.isdisjoint(self._returned.values())
@@ -102,7 +105,8 @@ class Experiments:
         weighted = any(map(self.other.is_weight, (i for j in known for i in self.other.rows[j].inputs)))
         enough = agreement.agreeing >= _ENOUGH and (weighted or not scales)
         # What agrees for the first time long after may do so by chance.
-        near = apart <= _APART and min(agreeing.values()) <= 2 * _APART
+        before = [i for i, _ in run[: min(agreeing.values())] if i not in self.values.equal]
+        near = apart <= _APART and len(before) <= 2 * _APART
         return agreement if returned or enough or (near and not ended) else None
 
     def agrees_at_once(self, number: int, array: np.ndarray, twins: Mapping[int, int]) -> bool:
@@ -233,7 +237,7 @@ class Experiments:
     def does_later(self, left_out: Sequence[int], number: int, after: int) -> bool:
         """Whether the other side does, behind one of its values, what this side does to a value in those `left_out`.
 
-        It multiplies by a weight that they multiply by, or reads at once what the first of them reads beside the value.
+        It multiplies by a weight that they multiply by, or does at once what the first of them does, with the same value.
         """
         done = {
             (name, j)
@@ -242,7 +246,8 @@ class Experiments:
             for j in self.values.equals(i for i in self.values.rows[k].inputs if self.values.parameter(i))
         }
         operands = self.values.equals({*self.values.rows[left_out[0]].inputs} - {number})
-        if any(not operands.isdisjoint(self.other.rows[k].inputs) for k in self.other.used(after)):
+        does, used = _named(self.values.rows[left_out[0]]), map(self.other.rows.__getitem__, self.other.used(after))
+        if any(_named(row) == does and not operands.isdisjoint(row.inputs) for row in used):
             return True
         seen = {after}
         for k in range(after + 1, min(after + REACH, len(self.other.rows))):

@@ -237,7 +237,8 @@ class Experiments:
     def does_later(self, left_out: Sequence[int], number: int, after: int) -> bool:
         """Whether the other side does, behind one of its values, what this side does to a value in those `left_out`.
 
-        It multiplies by a weight that they multiply by, or does at once what the first of them does, with the same value.
+        It multiplies by a weight that they multiply by, or does at once what the first of them does, with the same
+        value.
         """
         done = {
             (name, j)

@@ -14,7 +14,7 @@ from parity.differ.fingerprints import BAR, Index, fingerprint
 from parity.differ.row_sets import is_whole
 from parity.differ.values import Value, Values
 
-PRODUCT = re.compile(r"(dot_general|bmm|\bmm|matmul|conv)")
+PRODUCT = re.compile(r"(dot_general|bmm|\bmm|matmul|conv(?!ert))")
 """Products with a matrix, whatever they are called."""
 _NEAR = 24
 """Values after the start, in the order of execution, among which a kind is looked for."""

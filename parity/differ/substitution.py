@@ -86,26 +86,26 @@ class Experiments:
         or parts again at once. If `alone`, what agrees stays as it is, whatever it is made of. In the place of each of
         the `twins` comes the value that is given with it."""
         run = list(self._run_on(number, array, alone, twins or {}))
-        known = [j for _, j in run if j is not None]
-        if not known:
+        met = [(n, j) for n, (_, j) in enumerate(run) if j is not None]
+        if not met:
             return None
-        lines = [None if j is None else (self.other.rows[j].place[:2], self.other.rows[j].operation) for _, j in run]
-        agreeing = {line: lines.index(line) for line in lines if line}
+        lines: dict[Any, int] = {}
+        for n, j in met:
+            lines.setdefault((self.other.rows[j].place[:2], self.other.rows[j].operation), n)
         # With twins a line that agrees again, where the program comes to it again, says no more than the first time,
         # unless most of what is computed agrees.
-        some = bool(twins) and 2 * len(known) < len(run)
-        last = max(agreeing.values()) if some else max(n for n, line in enumerate(lines) if line)
+        last = max(lines.values()) if twins and 2 * len(met) < len(run) else met[-1][0]
         apart = len(run) - 1 - last
-        returned = not self._returned.keys().isdisjoint(known)
+        returned = not self._returned.keys().isdisjoint(j for _, j in met)
         # What ran to its end, and returns something else still, parts again however short it was.
         ended = not alone and not {i for i, _ in run}.isdisjoint(self._returned.values())
-        agreement = Agreement(returned, len(agreeing), known[0])
+        agreement = Agreement(returned, len(lines), met[0][1])
         # What a norm does before it scales, another norm of the same value does too.
         scales = apart and any(map(self.values.is_weight, self.values.rows[run[-apart][0]].inputs))
-        weighted = any(map(self.other.is_weight, (i for j in known for i in self.other.rows[j].inputs)))
+        weighted = any(map(self.other.is_weight, (i for _, j in met for i in self.other.rows[j].inputs)))
         enough = agreement.agreeing >= _ENOUGH and (weighted or not scales)
         # What agrees for the first time long after may do so by chance.
-        before = [i for i, _ in run[: min(agreeing.values())] if i not in self.values.equal]
+        before = [i for i, _ in run[: met[0][0]] if i not in self.values.equal]
         near = apart <= _APART and len(before) <= 2 * _APART
         return agreement if returned or enough or (near and not ended) else None
 
@@ -397,7 +397,7 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
 
 
 def _between(values: Values, number: int, last: int) -> list[int]:
-    """The values that the last one is made of, itself included, but for a number and what agrees."""
+    """The last value, what it reads beside another one, and what that is made of, back to what agrees."""
     found = [last]
     for k in found:
         before = (i for i in values.rows[k].inputs if i != number and (i not in values.equal or k == last))

@@ -157,7 +157,6 @@ def is_code(ours: Values, path: str, their: str, held_by: Held) -> bool:
 def _first_product(start: Start) -> int | None:
     """The first product behind a start of two values that both have an equal, but for factors that are constants."""
     values = start.values
-
     for i in start.near:
         row = values.rows[i]
         data = [k for k in row.inputs if values.rows[k].data]

@@ -147,7 +147,7 @@ _PLACES = {
         "visible mask_faults.py",
         "the mask differs at 24 of 1176 places: only ours",
     ),
-    "grouped heads tiled: einsum": (f"{_SCORES} quiet_faults.py", _DECODER),
+    "grouped heads tiled: einsum": (f"{_SCORES} quiet_faults.py", _DECODER, "are exchanged"),
     faults.DROPOUT.name: ("drop Dropout.__call__", "faults.py", "1.1111 | 0.9 | a dropout of 0.1"),
     "forward pass drops by one key in all layers": _KEPT,
     "forward pass drops one mask in both residual branches": _KEPT,

@@ -80,6 +80,28 @@ def test_experts_in_one_product_and_one_by_one():
     assert found.kind == "ours applies integer_pow here, theirs goes on as without it"
 
 
+def test_a_gradient_is_found_where_layers_have_stacks_of_experts():
+    def ours(p, x):
+        def layer(x, w):
+            return x + jnp.einsum("bd,edh->bh", jnp.tanh(jax.lax.stop_gradient(x)), w), None
+
+        return jax.lax.scan(layer, x, p["experts"])[0]
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = x + sum(expert(torch.tanh(x)) for expert in layer)
+        return x
+
+    module = Module(
+        forward,
+        layers=lambda: nn.ModuleList(nn.ModuleList(nn.Linear(4, 4, bias=False) for _ in range(3)) for _ in range(2)),
+    )
+    found = asked(ours, module, {"experts": ("layers.{layer}.{expert}.weight", "o i -> i o")})
+    assert found.stage == "backward"
+    assert "stop_gradient" in found.ours.source
+    assert "detached" in found.kind
+
+
 def test_a_mask_of_a_large_negative_number_hides_nothing():
     theirs = of_linear(lambda self, x: (self.linear(x) + torch.arange(6) % 2 * -1e9).softmax(-1), 6)
 

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from itertools import permutations
@@ -11,7 +11,7 @@ import numpy as np
 
 from parity.differ.element_order import distance
 from parity.differ.fingerprints import BAR, Index, fingerprint
-from parity.differ.row_sets import is_whole
+from parity.differ.row_sets import RowIndex, is_routed, is_whole
 from parity.differ.values import Value, Values
 
 PRODUCT = re.compile(r"(dot_general|bmm|\bmm|matmul|conv(?!ert))")
@@ -30,6 +30,8 @@ _CHOSEN = 1 << 16
 """Whole numbers, at most, that are compared one by one."""
 _LARGEST = 1 << 20
 """Elements of a value that is taken apart."""
+_ROUNDS = 100
+"""Values that are computed in parts on the other side, at most, one after the other."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -208,6 +210,43 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
         if tells and not follows:
             found.append(Start(values, i, _agreed(values, i, region), _constants(values, i, region)))
     return found
+
+
+def starts_of_both(
+    sides: tuple[Values, Values], bad: tuple[Sequence[int], Sequence[int]], *, backward: bool
+) -> tuple[list[Start], list[Start]]:
+    """Where the unmatched values of both sides begin.
+
+    An output that differs by name may have an equal within the other side: what is added to that there is missing. But
+    where each side computes what the other returns, they part in what is returned.
+    """
+    forced: list[Sequence[int]] = [
+        [i for i in numbers if not values.equal.get(i) or set(values.equal[i]) & set(others)]
+        for values, numbers, others in zip(sides, bad, bad[::-1], strict=True)
+    ]
+    forced = forced if any(forced) else [[*numbers] for numbers in bad]
+    indices, rows = [values.index() for values in sides], [RowIndex(values) for values in sides]
+    routed: tuple[set[int], set[int]] = set(), set()
+    for _ in range(_ROUNDS):
+        found = [starts(values, numbers, backward=backward) for values, numbers in zip(sides, forced, strict=True)]
+        in_parts = False
+        for side, other in ((0, 1), (1, 0)):
+            sides[side].want(start.number for start in found[side] if start.number not in forced[side])
+            for start in found[side]:
+                # What the other side computes part by part has an equal after all.
+                array = start.values.array(start.number) if start.number not in forced[side] else None
+                parts = made_of(array, indices[other]) if array is not None else []
+                if array is not None and not parts and is_routed(start.values, start.number, routed[side]):
+                    parts = rows[other].holders(array)
+                    routed[side].update([start.number] if parts else [])
+                    routed[other].update(parts)
+                for number in parts:
+                    sides[side].equal.setdefault(start.number, []).append(number)
+                    sides[other].equal.setdefault(number, []).append(start.number)
+                    in_parts = True
+        if not in_parts:
+            break
+    return found[0], found[1]
 
 
 def _agreed(values: Values, number: int, region: Collection[int]) -> tuple[int, ...]:

@@ -133,7 +133,7 @@ class Difference:
         if self.sure and self.confirmed:
             return "sure: what both places read agrees, and what they make of it does not"
         if self.sure:
-            return "likely: what both places read has the same numbers; their order could not be checked"
+            return "likely: what both places read has the same numbers; their order, or what follows, is not all known"
         return "not sure: these are the places to look at first"
 
     def as_json(self) -> dict[str, Any]:

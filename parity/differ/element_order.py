@@ -1,5 +1,7 @@
 """Whether two arrays with the same numbers have them in the same order, up to a layout."""
 
+import math
+from contextlib import suppress
 from itertools import combinations, permutations
 from typing import Literal
 
@@ -176,3 +178,13 @@ def _partners(here: np.ndarray, there: np.ndarray, close: float) -> np.ndarray |
     partner = np.empty(len(here), int)
     partner[mine] = by_sum
     return partner
+
+
+def in_shape(array: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
+    """An array in the shape of a value: as it is, repeated along axes, or with its axes in another order; or all of it
+    where the value is made of it along axes that stay, as a mean is."""
+    if array.size > math.prod(shape):
+        return [array] if array.ndim == len(shape) else []
+    with suppress(ValueError):
+        return [np.broadcast_to(array, shape)]
+    return with_axes_as(np.empty(shape), array)[:1]

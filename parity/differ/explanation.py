@@ -3,7 +3,7 @@
 import math
 import re
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -14,19 +14,19 @@ from parity.differ.alignment import (
     anchors,
     are_counterparts,
     before_choices,
-    made_of,
     match,
     paired,
     paired_backward,
     shared,
-    starts,
+    starts_of_both,
 )
 from parity.differ.answer import Difference, Stage
+from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order, reordered_choice
-from parity.differ.row_sets import RowIndex, is_routed
+from parity.differ.row_sets import is_routed
 from parity.differ.substitution import WAYS, experiment, of_same_weight, repaired
 from parity.differ.values import GRADIENT, Site, Value, Values
 from parity.differ.weights import Held, error_of, other_weights, read_by_both
@@ -36,8 +36,6 @@ _POSITIONS = 500
 """With so many positions, angles that are a little wrong show."""
 _PAIRS = 4
 """Starts of ours, at most, from which experiments are made."""
-_ROUNDS = 100
-"""Values that are computed in parts on the other side, at most, one after the other."""
 
 
 def explain_outputs(
@@ -88,7 +86,7 @@ def explain_stage(
         match(ours, theirs, bar)
         if accepted.postpones():
             return Difference(stage, **about)
-        found = _starts(sides, bad, backward=stage == "backward")
+        found = starts_of_both(sides, bad, backward=stage == "backward")
         first, second, together = (paired_backward if stage == "backward" else paired)(*found)
         while stage == "forward" and together and first and second and (before := before_choices(first, second)):
             found = before
@@ -104,7 +102,7 @@ def explain_stage(
     if first is not None and second is not None:
         return _Parting(stage, sides, held_by, about, found, first, second, together, grown).explained()
     if stage == "forward" and (shown := experiment(sides, first, second, found)):
-        return Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.sure, **about)
+        return Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.confirmed, **about)
     return _one_sided(stage, first or second, theirs if first else ours, about)
 
 
@@ -140,8 +138,11 @@ class _Parting:
             wrong = None  # it is what is multiplied by the weight that is another
         proven = self.together and not (self.grown or wrong or origin.inherited)
         what = kind(first, second) if proven else None
-        if not (wrong or what or hidden or self.grown) and forward and (found := self._by_experiment(origin)):
-            return found
+        found = None
+        if not (wrong or what or hidden or self.grown) and forward:
+            found = self._by_experiment(origin)
+            if found and (found.sure or found.confirmed):
+                return found
         if origin.inherited is not None and wrong is None:
             i, j = origin.inherited
             said = f"{origin.said}: perhaps two weights are"
@@ -149,7 +150,8 @@ class _Parting:
             return Difference(self.stage, *places, (), said, False, False, **self.about)
         if wrong is None and readable and forward:
             wrong = other_weights(first, second, self.held_by)
-        return self._at_the_lines(wrong, code, what, hidden, origin.checked)
+        lines = self._at_the_lines(wrong, code, what, hidden, origin.checked)
+        return lines if lines.sure or not found else replace(found, kind=None)
 
     def _origin(self) -> Origin:
         if not self.together:
@@ -178,11 +180,15 @@ class _Parting:
         elsewhere = (paired(here[k:], there) for k in range(1, min(len(here), _PAIRS)))
         pairs += [(one, other) for one, other, _ in elsewhere if one and other]
         ways = WAYS[: -1 if origin.inherited else None]
+        best: Difference | None = None
         for one, other in dict.fromkeys(pairs[: 2 if origin.inherited else None]):
             if found := experiment(self.sides, one, other, self.starts, ways):
-                places, sure = (found.ours, found.theirs), found.sure
-                return Difference(self.stage, *places, _agreeing(one, other), found.said, sure, sure, **self.about)
-        return None
+                trust, agreed = (found.sure, found.confirmed), _agreeing(one, other)
+                told = Difference(self.stage, found.ours, found.theirs, agreed, found.said, *trust, **self.about)
+                if told.sure or told.confirmed:
+                    return told
+                best = best or told
+        return best
 
     def _at_the_lines(self, wrong: str | None, code: bool, what: str | None, hidden: bool, checked: bool) -> Difference:
         """The lines of the two, and how far they can be trusted. `code`: it reads the `wrong` weight, not the map."""
@@ -198,7 +204,8 @@ class _Parting:
             sure, mended = False, repaired(first, second)
             if mended is not None and not is_routed(self.sides[0], mended[0]):
                 sites = self.sides[0].site(mended[0]), self.sides[1].site(mended[1])
-                sure = not first.constants and sites[0].line == places[0].line
+                sure = not first.constants and sites[0].line == places[0].line and mended[2] > Mended.NOT_ALL
+                checked = checked and mended[2] > Mended.ONE_SIDE
                 places = sites if len(self.starts[0]) == 1 else places
         adds = ["add" in side.row.operation for side in (first, second) if stage == "backward" and not what]
         # What is added to a gradient that agrees comes from elsewhere.
@@ -254,43 +261,6 @@ def _few_positions(*sides: Values) -> set[int]:
 
 def _counts(row: Value) -> bool:
     return row.kind == "input" or bool(re.search("iota|arange", row.operation))
-
-
-def _starts(
-    sides: tuple[Values, Values], bad: tuple[Sequence[int], Sequence[int]], *, backward: bool
-) -> tuple[list[Start], list[Start]]:
-    """Where the unmatched values of both sides begin.
-
-    An output that differs by name may have an equal within the other side: what is added to that there is missing. But
-    where each side computes what the other returns, they part in what is returned.
-    """
-    forced: list[Sequence[int]] = [
-        [i for i in numbers if not values.equal.get(i) or set(values.equal[i]) & set(others)]
-        for values, numbers, others in zip(sides, bad, bad[::-1], strict=True)
-    ]
-    forced = forced if any(forced) else [[*numbers] for numbers in bad]
-    indices, rows = [values.index() for values in sides], [RowIndex(values) for values in sides]
-    routed: tuple[set[int], set[int]] = set(), set()
-    for _ in range(_ROUNDS):
-        found = [starts(values, numbers, backward=backward) for values, numbers in zip(sides, forced, strict=True)]
-        in_parts = False
-        for side, other in ((0, 1), (1, 0)):
-            sides[side].want(start.number for start in found[side] if start.number not in forced[side])
-            for start in found[side]:
-                # What the other side computes part by part has an equal after all.
-                array = start.values.array(start.number) if start.number not in forced[side] else None
-                parts = made_of(array, indices[other]) if array is not None else []
-                if array is not None and not parts and is_routed(start.values, start.number, routed[side]):
-                    parts = rows[other].holders(array)
-                    routed[side].update([start.number] if parts else [])
-                    routed[other].update(parts)
-                for number in parts:
-                    sides[side].equal.setdefault(start.number, []).append(number)
-                    sides[other].equal.setdefault(number, []).append(start.number)
-                    in_parts = True
-        if not in_parts:
-            break
-    return found[0], found[1]
 
 
 def _reading_constants(start: Start, others: Sequence[Start]) -> Start:

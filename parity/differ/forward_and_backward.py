@@ -1,6 +1,7 @@
 """Runs both sides forward, then backward, and says where what differs begins."""
 
 import math
+from collections import Counter
 from dataclasses import replace
 
 import numpy as np
@@ -86,6 +87,8 @@ def _backward(sides: Sides, name: str) -> Difference:
     alone = tuple(key for key in here if key in sides.frozen and not np.linalg.norm(here[key]) <= zero)
     here.clear()
     errors, said, forced_ours = {}, [], []
+    # A scan over layers may have a stack of experts in each.
+    rows = Counter(path for path, row in {each for held in sides.held_by.values() for each in held} if row is not None)
     for key in sides.trained:
         mine, their, error = compared.get(key, (0.0, 0.0, 0.0))
         # Where theirs hands nothing back, nothing is rounded there.
@@ -98,8 +101,9 @@ def _backward(sides: Sides, name: str) -> Difference:
             number = ours.outputs.get(GRADIENT + path)
             if number is not None:
                 value = ours.rows[number]
-                stacked = value.operation == STACK and layer is not None and len(value.inputs) == value.shape[0]
-                forced_ours.append(value.inputs[layer] if stacked and layer is not None else number)
+                stacked = value.operation == STACK and layer is not None and value.shape[:1] == (len(value.inputs),)
+                row = layer * len(value.inputs) // rows[path] if stacked and layer is not None else None
+                forced_ours.append(number if row is None else value.inputs[row])
     if not errors:
         return Difference("none", name=name, trained_alone=alone, **counted(ours, theirs))
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]

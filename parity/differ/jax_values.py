@@ -236,6 +236,7 @@ class _Run:
             array = jnp.stack(whole) if isinstance(whole, list) else whole
             row = Value("operation", STACK, tuple(numbers[:: turns.step]), place=self._place(eqn), layer=self._layer)
             row.backward = self._backward(eqn)
+            row.again = np.stack if len(numbers) == length and not isinstance(whole, list) else None
             # The rows say it all; the whole is looked at where somebody compares it by name.
             number = self.values.add(row, array if len(self.values.rows) in self.values.keep else None)
             self.values.rows[number].shape, self.values.rows[number].dtype = array.shape, str(array.dtype)
@@ -254,6 +255,7 @@ class _Run:
         row = Value(
             "operation", "layer row", (known.number,), before.name, "", place, self._layer, backward=before.backward
         )
+        row.again = lambda arrays: arrays[0][i]
         return Known(array, self.values.add(row, array))
 
     def _while(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:

@@ -165,7 +165,9 @@ def _factor(ours: Start, theirs: Start) -> str | None:
         row = ours.values.rows[i]
         # The last of theirs: either side may scale in several steps.
         for j in theirs.near[::-1] if math.prod(row.shape) >= 16 else ():
-            if (factor := times(row.features, theirs.values.rows[j].features)) is not None:
+            factor = times(row.features, theirs.values.rows[j].features)
+            # What a norm squares has the square of the factor.
+            if factor is not None and not any(math.isclose(factor, x * x, rel_tol=1e-9) for x in found):
                 found.append(factor)
                 last = i
                 begins |= i == ours.number or j == theirs.number

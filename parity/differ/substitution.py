@@ -16,7 +16,8 @@ import numpy as np
 
 from parity.differ.alignment import PRODUCT, REACH, Start, made_of, sizes_around, splits
 from parity.differ.answer import called
-from parity.differ.element_order import distance, layouts, with_axes_as, without_copies
+from parity.differ.confirmation import Change, Mended, mended
+from parity.differ.element_order import distance, in_shape, layouts, with_axes_as, without_copies
 from parity.differ.fingerprints import BAR, Index, fingerprint
 from parity.differ.row_sets import is_whole
 from parity.differ.values import Site, Value, Values, short
@@ -32,6 +33,8 @@ _BACK = 3
 """Steps, at most, back from a table to what it was made of."""
 _PATH = 8
 """Steps, at most, from a value back to one that stands for it wherever the program comes to these lines again."""
+_CONFIRMED = 8
+"""Experiments, at most, that are carried on to the end."""
 _ORDERS = 24
 """Orders of axes, at most."""
 _LARGEST, _LARGEST_WEIGHT = 1 << 22, 1 << 25
@@ -99,7 +102,7 @@ class Experiments:
         returned = not self._returned.keys().isdisjoint(j for _, j in met)
         # What ran to its end, and returns something else still, parts again however short it was.
         ended = not alone and not {i for i, _ in run}.isdisjoint(self._returned.values())
-        agreement = Agreement(returned, len(lines), met[0][1])
+        agreement = Agreement(returned, len(lines), met[0][1], Change(number, array, twins or {}, alone))
         # What a norm does before it scales, another norm of the same value does too.
         scales = apart and any(map(self.values.is_weight, self.values.rows[run[-apart][0]].inputs))
         weighted = any(map(self.other.is_weight, (i for _, j in met for i in self.other.rows[j].inputs)))
@@ -278,6 +281,7 @@ class Agreement(NamedTuple):
     """Operations, not values: what one line makes of every weight, or in every layer, proves no more than once."""
     first: int
     """The first such value of the other side."""
+    change: Change
 
 
 class Finding(NamedTuple):
@@ -287,6 +291,8 @@ class Finding(NamedTuple):
     ours: Site
     theirs: Site
     sure: bool
+    confirmed: bool = False
+    """Whether it mends all that differs, as far as that is known."""
 
 
 def experiment(
@@ -301,17 +307,27 @@ def experiment(
 
     `first` and `second` are the starts of ours and theirs that belong together, `starts` all of both sides.
     """
-    best, proved = None, set()
-    for agreement, finding in _findings(sides, (first, second), starts, ways or WAYS):
+    found, proved = [], set()
+    for agreement, side, finding in _findings(sides, (first, second), starts, ways or WAYS):
         lines = tuple((site.file, site.line, site.operation) for site in (finding.ours, finding.theirs))
         if finding.sure:
             proved.add(lines)
-        if best is None or agreement[:2] > best[0]:
-            best = agreement[:2], finding, lines
+        found.append((agreement, side, finding, lines))
         if agreement.returned:
             break
-    # What another experiment, or one of the other side, is sure of at the same two lines is sure.
-    return best and best[1]._replace(sure=best[2] in proved)
+    found.sort(key=lambda each: each[0][:2], reverse=True)
+    best = None
+    for agreement, side, finding, lines in found[:_CONFIRMED]:
+        mends = mended(sides, side, agreement.change, (first, second))
+        # Behind so much that agrees there may be another difference.
+        much = agreement.agreeing > _ENOUGH and not agreement.returned
+        if best is None or mends > best[0]:
+            # What another experiment, or one of the other side, is sure of at the same two lines is sure.
+            sure, confirmed = lines in proved and (much or mends > Mended.NOT_ALL), much or mends > Mended.ONE_SIDE
+            best = mends, finding._replace(sure=sure, confirmed=confirmed)
+        if mends is Mended.ALL:
+            break
+    return best and best[1]
 
 
 def _findings(
@@ -319,19 +335,35 @@ def _findings(
     pair: tuple[Start | None, Start | None],
     starts: tuple[Sequence[Start], ...],
     ways: "Sequence[Way]",
-) -> Iterator[tuple[Agreement, Finding]]:
+) -> Iterator[tuple[Agreement, int, Finding]]:
     for tried in ways:
         for side, (start, partner) in enumerate((pair, pair[::-1])):
             experiments = Experiments(sides[side], sides[1 - side])
             for shown in tried(experiments, start, partner, starts[1 - side]) if start else ():
                 other = shown.other or _site_of_other(experiments, shown, partner, starts[1 - side])
                 places = sides[side].made(shown.place), other
-                yield shown.agreement, Finding(shown.said, *(places if side == 0 else places[::-1]), shown.sure)
+                finding = Finding(shown.said, *(places if side == 0 else places[::-1]), shown.sure)
+                yield shown.agreement, side, finding
 
 
-def repaired(ours: Start, theirs: Start) -> tuple[int, int] | None:
-    """(ours, theirs): the first value that other lines read, and that makes ours go on as theirs does if it is theirs;
-    None where there is none. So nothing behind it is wrong. What is returned proves nothing about other lines."""
+def repaired(ours: Start, theirs: Start) -> tuple[int, int, Mended] | None:
+    """(ours, theirs, what it mends): the first value that other lines read, and that makes ours go on as theirs does if
+    it is theirs; None where there is none. So nothing behind it is wrong. What is returned proves nothing about other
+    lines."""
+    values, other = ours.values, theirs.values
+    best: tuple[int, int, Mended] | None = None
+    for i, j, moved in islice(_repairs(ours, theirs), _CONFIRMED):
+        mends = mended((values, other), 0, Change(i, moved, {}), (ours, theirs))
+        if best is None or mends > best[2]:
+            best = i, j, mends
+        if mends is Mended.ALL:
+            break
+    if best is None or (best[0] in values.outputs.values() and _another_line(values, best[0], ours.number)):
+        return None
+    return best
+
+
+def _repairs(ours: Start, theirs: Start) -> Iterator[tuple[int, int, np.ndarray]]:
     values, other = ours.values, theirs.values
     experiments = Experiments(values, other)
     for i in ours.near:
@@ -343,9 +375,8 @@ def repaired(ours: Start, theirs: Start) -> tuple[int, int] | None:
             there = other.array(j)
             for moved in [] if there is None or other.copies(j) else layouts(here, there)[:_ORDERS]:
                 if experiments.goes_on(i, moved) is not None:
-                    proves = i not in values.outputs.values() or not _another_line(values, i, ours.number)
-                    return (i, j) if proves else None
-    return None
+                    yield i, j, moved
+                    break
 
 
 def _another_line(values: Values, i: int, k: int) -> bool:
@@ -382,7 +413,7 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
     experiments.want_after(tried)
     for (k, i), twins in tried.items():
         row, array = values.rows[k], values.array(i)
-        moved = [] if array is None else _in_shape(array, row.shape)
+        moved = [] if array is None else in_shape(array, row.shape)
         for given, again in product(moved, ({}, twins) if twins else ({},)):
             # A state that begins at zero is zero again without a step, and so like theirs at some step further on.
             zero = values.rows[i].data and values.rows[i].largest == 0
@@ -415,18 +446,8 @@ def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:
     return size == needed if rows[read].data else size >= 3
 
 
-def _in_shape(array: np.ndarray, shape: tuple[int, ...]) -> list[np.ndarray]:
-    """An array in the shape of a value: as it is, repeated along axes, or with its axes in another order; or all of it
-    where the value is made of it along axes that stay, as a mean is."""
-    if array.size > math.prod(shape):
-        return [array] if array.ndim == len(shape) else []
-    with suppress(ValueError):
-        return [np.broadcast_to(array, shape)]
-    return with_axes_as(np.empty(shape), array)[:1]
-
-
 def _given_in_shape(shape: tuple[int, ...], given: Sequence[np.ndarray]) -> np.ndarray:
-    return _in_shape(given[0], shape)[0]
+    return in_shape(given[0], shape)[0]
 
 
 def _other_operand(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
@@ -506,7 +527,7 @@ def _with_table(experiments: Experiments, i: int, j: int) -> Agreement | None:
         return None
     moved = with_axes_as(without_copies(here), without_copies(there))
     found = (experiments.goes_on(i, np.broadcast_to(each, here.shape).astype(here.dtype)) for each in moved)
-    return max(filter(None, found), default=None)
+    return max(filter(None, found), key=lambda agreement: agreement[:3], default=None)
 
 
 def _tables(values: Values, starts: Sequence[Start]) -> list[int]:

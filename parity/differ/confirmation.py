@@ -1,0 +1,106 @@
+"""Whether what was found is all that parts two sides: one of them is run on without it, to the end.
+
+What is wrong by a step, or half of what differs, mends the next lines and no more. So the side that an experiment was
+made with is run on from there, and where the two part then is looked for anew: nowhere, or in the same lines again, as
+where a function is called in each layer, and the difference is that one.
+"""
+
+import math
+from collections.abc import Mapping
+from dataclasses import replace
+from enum import IntEnum
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parity.differ.alignment import Start, match, paired, starts_of_both
+from parity.differ.element_order import in_shape
+from parity.differ.fingerprints import BAR, fingerprint
+from parity.differ.values import Values
+from parity.differ.weights import error_of
+
+_MOST = 1 << 26
+"""Elements, at most, of what is read by the values that are computed anew."""
+
+
+class Change(NamedTuple):
+    """What comes in the place of a value, and which values in the place of its twins, which the same lines make."""
+
+    number: int
+    array: np.ndarray
+    twins: Mapping[int, int]
+    alone: bool = False
+    """Whether what agrees stays as it is, although it is made of the value."""
+
+
+class Mended(IntEnum):
+    """What a change mends."""
+
+    NOT_ALL = 0
+    ONE_SIDE = 1
+    """All until one side comes to the same line again, and the other one to a line beside it."""
+    UNKNOWN = 2
+    """It is too large to be run, or has operations that cannot be run again."""
+    ALL = 3
+    """All, or all until both come to the same lines again."""
+
+
+def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple[Start | None, Start | None]) -> Mended:
+    """What is mended if a side computes with a change, where the two sides part at a place."""
+    after = _run_on(sides[side], change)
+    if not isinstance(after, Values):
+        return after
+    kept = replace(sides[1 - side], again=None)
+    ours, theirs = (after, kept) if side == 0 else (kept, after)
+    if change.alone:
+        return Mended.UNKNOWN  # with axes exchanged, what follows would have to be exchanged as well
+    match(ours, theirs)
+    pairs = [(ours.outputs[name], j) for name, j in theirs.outputs.items() if name in ours.outputs]
+    bad = [(i, j) for i, j in pairs if not _error(ours.arrays.get(i), theirs.arrays.get(j)) <= BAR]
+    if not bad:
+        return Mended.ALL
+    here, there, _ = paired(*starts_of_both((ours, theirs), ([i for i, _ in bad], [j for _, j in bad]), backward=False))
+    again = [_is_again(*each) for each in zip(place, (here, there), strict=True)]
+    return Mended.ALL if all(again) else Mended.ONE_SIDE if any(again) else Mended.NOT_ALL
+
+
+def _is_again(before: Start | None, after: Start | None) -> bool:
+    """Whether a start is another one on the same line."""
+    if before is None or after is None:
+        return before is after
+    told = [(start.row.place[:2], start.row.operation) for start in (before, after)]
+    return told[0] == told[1] and before.number != after.number
+
+
+def _error(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:
+    return math.inf if ours is None or theirs is None or ours.shape != theirs.shape else error_of(ours, theirs)
+
+
+def _run_on(values: Values, change: Change) -> Values | Mended:
+    """A side with a change, and all that follows from it; else what that means."""
+    rows, live = [*values.rows], values.live()
+    given = {change.number, *change.twins}
+    seen, after = set(given), list[int]()
+    for k in range(min(given), len(rows)):
+        stays = k not in live or rows[k].backward or (change.alone and k in values.equal)
+        if not stays and not seen.isdisjoint(rows[k].inputs):
+            seen.add(k)
+            after += [] if k in given else [k]
+    read = {i for k in after for i in rows[k].inputs} | {*change.twins.values()}
+    if sum(math.prod(rows[i].shape) for i in read) > _MOST or any(rows[k].again is None for k in after):
+        return Mended.UNKNOWN
+    values.want(read)
+    changed: dict[int, Any] = {change.number: change.array}
+    try:
+        changed |= {k: in_shape(values.arrays[i], rows[k].shape)[0] for k, i in change.twins.items()}
+        for k in after:
+            arrays = [changed[i] if i in changed else values.array(i) for i in rows[k].inputs]
+            with np.errstate(all="ignore"):
+                changed[k] = np.asarray(rows[k].again(arrays))  # type: ignore[misc]
+    except Exception:  # Numbers of another shape do not fit what follows.
+        return Mended.NOT_ALL
+    for k, array in changed.items():
+        features, largest = fingerprint(array, depends_on_data=rows[k].data)
+        told = rows[k].features is not None
+        rows[k] = replace(rows[k], features=features if told else None, largest=largest)
+    return replace(values, rows=rows, arrays=values.arrays | changed, again=None)

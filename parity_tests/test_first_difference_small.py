@@ -102,6 +102,20 @@ def test_a_gradient_is_found_where_layers_have_stacks_of_experts():
     assert "detached" in found.kind
 
 
+def test_what_mends_one_output_alone_is_not_sure():
+    def ours(p, x):
+        value = 0.5 * jnp.square(affine(p, x)).mean()
+        return {"value": value, "total": x.mean() + 0.5 * value}
+
+    def forward(self, x):
+        value = self.linear(x).square().mean()
+        return {"value": value, "total": x.mean() + 0.5 * value}
+
+    found = asked(ours, of_linear(forward))
+    assert not found.sure
+    assert found.kind is None  # "ours multiplies by 0.5 here, theirs goes on as without it" mends the total
+
+
 def test_a_mask_of_a_large_negative_number_hides_nothing():
     theirs = of_linear(lambda self, x: (self.linear(x) + torch.arange(6) % 2 * -1e9).softmax(-1), 6)
 

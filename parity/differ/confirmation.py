@@ -50,10 +50,10 @@ def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple
     after = _run_on(sides[side], change)
     if not isinstance(after, Values):
         return after
-    kept = replace(sides[1 - side], again=None)
-    ours, theirs = (after, kept) if side == 0 else (kept, after)
     if change.alone:
         return Mended.UNKNOWN  # with axes exchanged, what follows would have to be exchanged as well
+    kept = replace(sides[1 - side], again=None)
+    ours, theirs = (after, kept) if side == 0 else (kept, after)
     match(ours, theirs)
     pairs = [(ours.outputs[name], j) for name, j in theirs.outputs.items() if name in ours.outputs]
     bad = [(i, j) for i, j in pairs if not _error(ours.arrays.get(i), theirs.arrays.get(j)) <= BAR]
@@ -100,7 +100,7 @@ def _run_on(values: Values, change: Change) -> Values | Mended:
     except Exception:  # Numbers of another shape do not fit what follows.
         return Mended.NOT_ALL
     for k, array in changed.items():
-        features, largest = fingerprint(array, depends_on_data=rows[k].data)
-        told = rows[k].features is not None
-        rows[k] = replace(rows[k], features=features if told else None, largest=largest)
+        if rows[k].features is not None:
+            features, largest = fingerprint(array, depends_on_data=rows[k].data)
+            rows[k] = replace(rows[k], features=features, largest=largest)
     return replace(values, rows=rows, arrays=values.arrays | changed, again=None)

@@ -282,6 +282,7 @@ class Agreement(NamedTuple):
     first: int
     """The first such value of the other side."""
     change: Change
+    """What was put in the place of what."""
 
 
 class Finding(NamedTuple):

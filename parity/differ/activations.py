@@ -37,7 +37,7 @@ def activation(ours: Start, theirs: Start) -> str | None:
     """Each side applies a known function to the same value, and not the same function."""
     for i, _ in shared(ours, theirs):
         x = ours.values.array(i)
-        if x is None or not 8 <= x.size <= 1 << 20:
+        if x is None or x.dtype.kind != "f" or not 8 <= x.size <= 1 << 20:
             continue
         x = finite(x)
         with np.errstate(all="ignore"):

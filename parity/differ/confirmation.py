@@ -24,11 +24,12 @@ _MOST = 1 << 26
 
 
 class Change(NamedTuple):
-    """What comes in the place of a value, and which values in the place of its twins, which the same lines make."""
+    """What comes in the place of a value, and which values or numbers in the place of its twins, which the same lines
+    make."""
 
     number: int
     array: np.ndarray
-    twins: Mapping[int, int]
+    twins: Mapping[int, int | np.ndarray]
     alone: bool = False
     """Whether what agrees stays as it is, although it is made of the value."""
 
@@ -86,13 +87,14 @@ def _run_on(values: Values, change: Change) -> Values | Mended:
         if not stays and not seen.isdisjoint(rows[k].inputs):
             seen.add(k)
             after += [] if k in given else [k]
-    read = {i for k in after for i in rows[k].inputs} | {*change.twins.values()}
+    read = {i for k in after for i in rows[k].inputs} | {i for i in change.twins.values() if isinstance(i, int)}
     if sum(math.prod(rows[i].shape) for i in read) > _MOST or any(rows[k].again is None for k in after):
         return Mended.UNKNOWN
     values.want(read)
     changed: dict[int, Any] = {change.number: change.array}
     try:
-        changed |= {k: in_shape(values.arrays[i], rows[k].shape)[0] for k, i in change.twins.items()}
+        twins = {k: values.arrays[i] if isinstance(i, int) else i for k, i in change.twins.items()}
+        changed |= {k: in_shape(array, rows[k].shape)[0] for k, array in twins.items()}
         for k in after:
             arrays = [changed[i] if i in changed else values.array(i) for i in rows[k].inputs]
             with np.errstate(all="ignore"):

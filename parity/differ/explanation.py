@@ -24,7 +24,7 @@ from parity.differ.answer import Difference, Stage
 from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance
 from parity.differ.fingerprints import BAR
-from parity.differ.kinds import kind
+from parity.differ.kinds import kind, lowered
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order, reordered_choice
 from parity.differ.row_sets import is_routed
 from parity.differ.substitution import WAYS, experiment, of_same_weight, repaired
@@ -130,14 +130,14 @@ class _Parting:
         first, second, forward = self.first, self.second, self.stage != "backward"
         origin = self._origin()
         if origin.inherited is not None and origin.checked:
-            return self._in_other_order(*origin.inherited, origin.said)
+            return self._in_other_order(*origin.inherited, origin)
         hidden = f"{first.row.operation} in JAX" in self.sides[0].opaque
         readable = self.together and not hidden
         wrong, code = read_by_both(first, second, self.held_by) if readable else (None, False)
         if wrong and self.stage == "forward" and experiment(self.sides, first, second, self.starts, (of_same_weight,)):
             wrong = None  # it is what is multiplied by the weight that is another
         proven = self.together and not (self.grown or wrong or origin.inherited)
-        what = kind(first, second) if proven else None
+        what = (lowered(first, second) or kind(first, second)) if proven else None
         found = None
         if not (wrong or what or hidden or self.grown) and forward:
             found = self._by_experiment(origin)
@@ -150,7 +150,7 @@ class _Parting:
             return Difference(self.stage, *places, (), said, False, False, **self.about)
         if wrong is None and readable and forward:
             wrong = other_weights(first, second, self.held_by)
-        lines = self._at_the_lines(wrong, code, what, hidden, origin.checked)
+        lines = self._at_the_lines(wrong, code, what, hidden, origin)
         return lines if lines.sure or not found else replace(found, kind=None)
 
     def _origin(self) -> Origin:
@@ -162,12 +162,13 @@ class _Parting:
         routed = origin.inherited is not None and any(map(is_routed, self.sides, origin.inherited))
         return reordered_choice(*self.sides, origin.inherited[0]) if origin.inherited and routed else origin
 
-    def _in_other_order(self, i: int, j: int, said: str) -> Difference:
+    def _in_other_order(self, i: int, j: int, origin: Origin) -> Difference:
         """Where both computed the same numbers, or hold them as weights."""
         ours, theirs = self.sides
-        order = f"the same numbers in another order{': ' * bool(said)}{said}"
+        order = f"the same numbers in another order{': ' * bool(origin.said)}{origin.said}"
         if ours.rows[i].kind != "parameter":
-            return Difference(self.stage, ours.made(i), theirs.made(j), (), order, True, True, **self.about)
+            trust = origin.mends > Mended.NOT_ALL, origin.mends > Mended.ONE_SIDE
+            return Difference(self.stage, ours.made(i), theirs.made(j), (), order, *trust, **self.about)
         held = order.removeprefix("the same numbers")
         told = f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name}{held}"
         places = ours.made(self.first.number), theirs.made(self.second.number)
@@ -190,7 +191,9 @@ class _Parting:
                 best = best or told
         return best
 
-    def _at_the_lines(self, wrong: str | None, code: bool, what: str | None, hidden: bool, checked: bool) -> Difference:
+    def _at_the_lines(
+        self, wrong: str | None, code: bool, what: str | None, hidden: bool, origin: Origin
+    ) -> Difference:
         """The lines of the two, and how far they can be trusted. `code`: it reads the `wrong` weight, not the map."""
         stage, first, second, what = self.stage, self.first, self.second, wrong or what
         if wrong and not code:
@@ -199,14 +202,18 @@ class _Parting:
             # The table that one of them reads may be read by another start of the other side.
             first, second = map(_reading_constants, (first, second), self.starts)
         places, sure = _places(first, second), self.together and (bool(what) or are_counterparts(first, second))
-        if sure and not what and stage == "forward" and first.row.again and second.row.again:
+        # On the way back nothing is run on, so that no more is known.
+        checked, sure = origin.checked and (bool(what) or stage == "forward"), sure and not origin.lost
+        narrow = what is not None and lowered(first, second) == what
+        if sure and not (wrong or narrow) and stage == "forward" and first.row.again and second.row.again:
             # A formula may be arranged in another way until some line: nothing behind that line may be wrong.
             sure, mended = False, repaired(first, second)
             if mended is not None and not is_routed(self.sides[0], mended[0]):
                 sites = self.sides[0].site(mended[0]), self.sides[1].site(mended[1])
                 sure = not first.constants and sites[0].line == places[0].line and mended[2] > Mended.NOT_ALL
+                sure = mended[2] > Mended.NOT_ALL if what else sure
                 checked = checked and mended[2] > Mended.ONE_SIDE
-                places = sites if len(self.starts[0]) == 1 else places
+                places = sites if len(self.starts[0]) == 1 and not what else places
         adds = ["add" in side.row.operation for side in (first, second) if stage == "backward" and not what]
         # What is added to a gradient that agrees comes from elsewhere.
         sure = sure and not any(adds)
@@ -215,6 +222,8 @@ class _Parting:
             handed = ((_handing(first.values, i), _handing(second.values, j)) for i, j in shared(first, second))
             places = next(((here, there) for here, there in handed if here and there), places)
         sure = sure and not self.grown and (bool(what) or not hidden)
+        if what and not (sure or wrong):
+            what = f"perhaps {what}"
         agreed = _agreeing(self.first, self.second)
         return Difference(stage, *places, agreed, what, sure, sure and checked, **self.about)
 

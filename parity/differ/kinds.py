@@ -13,16 +13,15 @@ import numpy as np
 from parity.differ.activations import activation
 from parity.differ.alignment import Start, shared, sizes_around
 from parity.differ.answer import called
+from parity.differ.confirmation import Change, Mended, mended
 from parity.differ.element_order import in_our_layout, layouts
 from parity.differ.fingerprints import BAR, finite, times
-from parity.differ.substitution import Experiments
 from parity.differ.values import Value, Values
 
 
 def kind(ours: Start, theirs: Start) -> str | None:
     """One sentence about the difference; None where nothing is proven."""
     finders = (
-        _lowered,
         _constants_added,
         activation,
         _factor,
@@ -34,7 +33,7 @@ def kind(ours: Start, theirs: Start) -> str | None:
     return next((said for finder in finders if (said := finder(ours, theirs)) is not None), None)
 
 
-def _lowered(ours: Start, theirs: Start) -> str | None:
+def lowered(ours: Start, theirs: Start) -> str | None:
     """A type with fewer digits on one side."""
     for side in (ours, theirs):
         before = [row.dtype for row in map(side.values.rows.__getitem__, side.row.inputs) if row.data]
@@ -139,7 +138,7 @@ def masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
 def _masked(array: np.ndarray) -> np.ndarray:
     """Where a mask's "minus infinity" is."""
     with np.errstate(invalid="ignore"):
-        return np.asarray(~(array > -1e30))
+        return np.asarray(array <= -1e30)
 
 
 def _masks(side: Start, near: Sequence[int]) -> list[np.ndarray]:
@@ -149,12 +148,15 @@ def _masks(side: Start, near: Sequence[int]) -> list[np.ndarray]:
     return [array for array in arrays if array is not None and _masked(array).any()]
 
 
-def _goes_on_without(ours: Values, theirs: Values, number: int, factor: float) -> bool:
-    """Whether ours computes a value of theirs that it did not, if a factor is taken out: of two values that are
-    multiplied, each side may scale another one."""
-    array = ours.array(number)
+def _mends_all(ours: Start, theirs: Start, number: int, factor: float) -> bool:
+    """Whether ours, with a factor taken out, goes on as theirs does: of two values that are multiplied, each side may
+    scale another one, and what a norm squares has the square of the factor."""
+    array = ours.values.array(number)
+    if array is None or ours.values.again is None:
+        return True
     with np.errstate(over="ignore"):
-        return array is None or Experiments(ours, theirs).reached(number, array / factor) is not None
+        change = Change(number, array / factor, {})
+    return mended((ours.values, theirs.values), 0, change, (ours, theirs)) > Mended.ONE_SIDE
 
 
 def _factor(ours: Start, theirs: Start) -> str | None:
@@ -166,8 +168,7 @@ def _factor(ours: Start, theirs: Start) -> str | None:
         # The last of theirs: either side may scale in several steps.
         for j in theirs.near[::-1] if math.prod(row.shape) >= 16 else ():
             factor = times(row.features, theirs.values.rows[j].features)
-            # What a norm squares has the square of the factor.
-            if factor is not None and not any(math.isclose(factor, x * x, rel_tol=1e-9) for x in found):
+            if factor is not None:
                 found.append(factor)
                 last = i
                 begins |= i == ours.number or j == theirs.number
@@ -175,7 +176,7 @@ def _factor(ours: Start, theirs: Start) -> str | None:
     if not begins or abs(found[-1] - 1) <= BAR:
         return None
     values, forward = ours.values, not ours.row.backward
-    if forward and values.readers(last) and not _goes_on_without(values, theirs.values, last, found[-1]):
+    if forward and values.readers(last) and not _mends_all(ours, theirs, last, found[-1]):
         return None
     # On the way back one such pair may be chance, as where one side writes a square and the other a product.
     # So may a sign be, as where one side writes x - y and the other y - x.

@@ -1,5 +1,6 @@
 """Whether what two places read is in one order; else where the order was lost before them."""
 
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import islice, product
 from typing import NamedTuple
@@ -7,8 +8,19 @@ from typing import NamedTuple
 import numpy as np
 
 from parity.differ.alignment import Start
-from parity.differ.element_order import NEARLY, distance, exchanged_axes, layouts, order, swapped_blocks, with_axes_as
+from parity.differ.confirmation import Change, Mended, mended
+from parity.differ.element_order import (
+    NEARLY,
+    distance,
+    exchanged_axes,
+    layouts,
+    order,
+    swapped_blocks,
+    with_axes_as,
+    without_copies,
+)
 from parity.differ.fingerprints import finite
+from parity.differ.row_sets import is_whole
 from parity.differ.substitution import Experiments
 from parity.differ.values import Values
 
@@ -20,8 +32,12 @@ _WANTED = 40
 """Values, at most, for which a side runs again at once."""
 _TRIED = 24
 """Orders of axes, at most."""
+_SMALL = 1 << 14
+"""Elements, at most, of a value that is tried in all orders of its axes."""
 _FEW = 4
 """Orders of axes of each of several arrays."""
+_CONFIRMED = 4
+"""Orders, at most, with which a side is run to the end."""
 _MOVED = {"gather", "rev", "sort"}
 _MOVERS = {"concatenate", "tile", *_MOVED}
 """Operations, beside copies, that give numbers another order."""
@@ -35,6 +51,10 @@ class Origin(NamedTuple):
     checked: bool
     """Whether at least one input was compared element by element, and no weights may be meant by what is exchanged."""
     said: str = ""
+    mends: Mended = Mended.ALL
+    """What the order of theirs mends there; all that is known, where nothing can be run on."""
+    lost: bool = False
+    """Whether ours goes on as theirs does with an input in the order of theirs, and nobody knows where it was lost."""
 
 
 def origin_of_order(first: Start, second: Start) -> Origin:
@@ -76,34 +96,69 @@ def lost_order(first: Start, second: Start) -> Origin | None:
     for shows in (experiments.goes_on, experiments.reached):
         for i, j in pairs:
             here, there = ours.array(i), theirs.array(j)
-            candidates = [] if here is None or there is None else layouts(here, there)[:_TRIED]
+            candidates = [] if here is None or there is None else _layouts(here, there)
             # What is the same but for a mask is in one order.
             if here is None or any(_close(here, array) and not _is_near(here, array) for array in candidates):
                 continue
-            if any(shows(i, array) is not None for array in candidates):
+            shown = [array for array in candidates if shows(i, array) is not None]
+            if shown:
+                shown = _furthest(experiments, i, shown)
                 moved = _first_move(ours, theirs, i)
                 # What computes moves nothing: theirs has sorted what it reads.
                 moves = ours.copies(moved) or ours.rows[moved].operation in _MOVERS
-                return Origin((moved, j), True) if moves else None
+                if not moves:
+                    return Origin(None, False, lost=True)
+                return Origin((moved, j), True, mends=_mends(first, second, moved, i, shown))
     return None
 
 
-def _is_mended(ours: Values, theirs: Values, i: int, j: int) -> bool:
-    """Whether ours goes on as theirs does, with a value in the order of theirs: what is sorted, as sequences by their
-    length are, is in another order in the right port, too."""
-    candidates = _in_their_order(ours.array(i), theirs.array(j))
-    return any(Experiments(ours, theirs, _FAR).reached(i, array) is not None for array in candidates)
+def _mends(first: Start, second: Start, moved: int, number: int, candidates: Sequence[np.ndarray]) -> Mended:
+    """What one of these orders of a value mends, if what the operation reads that moved it is in the order of theirs."""
+    ours, theirs = first.values, second.values
+    read = [k for k in ours.rows[moved].inputs if _tells(ours, k)]
+    if not all(k in ours.equal and _is_in_order(ours, theirs, k) for k in read):
+        return Mended.NOT_ALL
+    changes = [Change(number, array, {}) for array in candidates]
+    line = ours.rows[moved].place[:2], ours.rows[moved].operation
+    alike = [k for k in ours.equal if (ours.rows[k].place[:2], ours.rows[k].operation) == line]
+    if len(alike) > 1:  # keys and values, say
+        arrays = [(ours.array(k), [theirs.array(j) for j in ours.equal[k]]) for k in alike]
+        moved_to = [
+            [x for y in there if y is not None for x in with_axes_as(here, y)]
+            for here, there in arrays
+            if here is not None
+        ]
+        together = islice(zip(*moved_to, strict=False), _CONFIRMED)
+        changes += [Change(alike[0], one, dict(zip(alike[1:], more, strict=True))) for one, *more in together]
+    return max((mended((ours, theirs), 0, change, (first, second)) for change in changes), default=Mended.NOT_ALL)
+
+
+def _mending(ours: Values, theirs: Values, i: int, j: int) -> list[np.ndarray]:
+    """A value in those orders of theirs with which ours goes on as theirs does, those first with which it goes
+    furthest: what is sorted, as sequences by their length are, is in another order in the right port, too."""
+    experiments, candidates = Experiments(ours, theirs, _FAR), _in_their_order(ours.array(i), theirs.array(j))
+    return _furthest(experiments, i, [array for array in candidates if experiments.reached(i, array) is not None])
+
+
+def _furthest(experiments: Experiments, number: int, arrays: list[np.ndarray]) -> list[np.ndarray]:
+    """The few with which ours goes on furthest in the place of a value, the best first."""
+    agreeing = [agreement.agreeing if (agreement := experiments.goes_on(number, array)) else 0 for array in arrays]
+    return [arrays[n] for n in sorted(range(len(arrays)), key=lambda n: -agreeing[n])][:_CONFIRMED]
 
 
 def _in_their_order(here: np.ndarray | None, there: np.ndarray | None) -> list[np.ndarray]:
     """Their array in our shape, in each order of axes; of shapes that have no axes in common, in some."""
     if here is None or there is None:
         return []
-    return with_axes_as(here, there) or layouts(here, there)[:_TRIED]
+    return with_axes_as(here, there) or _layouts(here, there)
 
 
-def _are_mended(first: Start, second: Start) -> bool:
-    """Whether ours makes what theirs makes, with several values that it reads there in the order of theirs, such as
+def _layouts(here: np.ndarray, there: np.ndarray) -> list[np.ndarray]:
+    return layouts(here, there)[: _TRIED if here.size > _SMALL else None]
+
+
+def _made_in_their_order(first: Start, second: Start) -> list[np.ndarray]:
+    """What ours makes, and theirs makes too, of several values that it reads there in the order of theirs, such as
     queries and keys."""
     ours, theirs = first.values, second.values
     given: list[list[np.ndarray]] = []
@@ -114,12 +169,12 @@ def _are_mended(first: Start, second: Start) -> bool:
         mixed += here is not None and bool(moved) and not any(_close(here, array) for array in moved)
         given.append(moved or ([] if here is None else [here]))
     if mixed < 2 or first.row.again is None or not all(given):
-        return False
+        return []
     made = []
     for arrays in islice(product(*given), _TRIED):
         with suppress(Exception):
             made.append(np.asarray(first.row.again(arrays)))
-    return any(Experiments(ours, theirs).reached(first.number, array) is not None for array in made)
+    return [array for array in made if Experiments(ours, theirs).reached(first.number, array) is not None]
 
 
 def reordered_choice(ours: Values, theirs: Values, number: int) -> Origin:
@@ -128,7 +183,7 @@ def reordered_choice(ours: Values, theirs: Values, number: int) -> Origin:
     for i in todo:
         for k in ours.rows[i].inputs:
             for m in ours.reordered.get(k, ()):
-                if _is_mended(ours, theirs, k, m):
+                if _mending(ours, theirs, k, m):
                     return Origin((k, m), True)
             todo += [k] if ours.copies(i) and k not in todo else []
     return Origin(None, False)
@@ -144,16 +199,42 @@ def _is_near(here: np.ndarray, there: np.ndarray) -> bool:
 
 
 def _first_move(ours: Values, theirs: Values, number: int) -> int:
-    """The operation that put numbers into another order: the last one before a value whose input is in theirs; of a
+    """The operation that put numbers into another order: the last one before a value whose inputs are in theirs; of a
     transpose and a reshape that belong together, the transpose."""
-    for _ in range(_STEPS):
-        before = [i for i in ours.rows[number].inputs if ours.rows[i].data]
-        mixed = [i for i in before if i in ours.equal and not _is_in_order(ours, theirs, i)]
-        if not mixed:
+    _want_behind(ours, theirs, number)
+    for _ in range(_FAR):
+        mixed = next((i for i in _met_behind(ours, number) if not _is_in_order(ours, theirs, i)), None)
+        if mixed is None:
             break
-        number = mixed[0]
+        number = mixed
     last = [i for i in ours.rows[number].inputs if ours.rows[i].operation == "transpose"]
     return last[0] if last and ours.rows[number].operation == "reshape" else number
+
+
+def _met_behind(values: Values, number: int) -> list[int]:
+    """The values with an equal that a value was made of, directly or through such as have none."""
+    found = [number]
+    for i in found:
+        follows = i == number or i not in values.equal
+        found += [k for k in values.rows[i].inputs if follows and _tells(values, k) and k not in found]
+    return [i for i in found[1:] if i in values.equal]
+
+
+def _tells(values: Values, number: int) -> bool:
+    """Whether a value has numbers whose order can be looked at; each side chooses by whole ones in its own way."""
+    row = values.rows[number]
+    return not is_whole(row.dtype) and (row.data or row.features is not None)
+
+
+def _want_behind(ours: Values, theirs: Values, number: int) -> None:
+    """Sees to it, in one run of each side, that the numbers are there of what a value was made of, near ones first."""
+    found = [number]
+    for i in found:
+        more = [k for k in ours.rows[i].inputs if _tells(ours, k) and k not in found]
+        found += more if len(found) < _FAR else []
+    known = [i for i in found if i in ours.equal]
+    ours.want(known)
+    theirs.want(ours.equals(known))
 
 
 def _is_in_order(ours: Values, theirs: Values, number: int) -> bool:
@@ -162,7 +243,8 @@ def _is_in_order(ours: Values, theirs: Values, number: int) -> bool:
     here = ours.array(number)
     if here is None:
         return True
-    arrays = [array for j in ours.equal[number] if (array := theirs.array(j)) is not None]
+    here, known = without_copies(here), [array for j in ours.equal[number] if (array := theirs.array(j)) is not None]
+    arrays = [without_copies(array) for array in known]
     rows = [array for array in arrays if array.size == here.size and array.shape[-1:] == here.shape[-1:]]
     moved = [array.reshape(here.shape) for array in rows]
     moved += [each for array in arrays for each in with_axes_as(here, array)]
@@ -198,16 +280,22 @@ def _walk(first: Start, second: Start, i: int, j: int, state: str) -> Origin:
         met.append(before)
     # One table may be read beside another that is in a wrong order, too; a side that was recorded cannot run again.
     sorts = ours.rows[i].data and not ours.rows[i].backward and ours.again is not None
-    if sorts and not _is_mended(ours, theirs, *met[-1]) and not _are_mended(first, second):
-        return Origin(None, False)
     i, j = met[-1]
+    number, orders = i, _mending(ours, theirs, i, j) if sorts else []
+    if sorts and not orders:
+        number, orders = first.number, _made_in_their_order(first, second)
+        if not orders:
+            return Origin(None, False)
     here, there = ours.array(i), theirs.array(j)
     assert here is not None
     assert there is not None
     if state == "other":
+        sorts = sorts and ours.parameter(i) is None
+        mends = _mends(first, second, i, number, orders) if sorts else Mended.ALL
         # Of what is joined, one part may have its axes exchanged, which is no other order on its own.
-        i = _first_move(ours, theirs, i) if ours.rows[i].operation == "concatenate" else i
-        return Origin((i, j), True, swapped_blocks(here, there) or "")
+        i = i if mends is Mended.ALL and ours.rows[i].operation != "concatenate" else _first_move(ours, theirs, i)
+        mends = _mends(first, second, i, number, orders) if sorts else Mended.ALL
+        return Origin((i, j), True, swapped_blocks(here, there) or "", mends)
     axes, checked = exchanged_axes(here, there), False
     if len(ours.rows[i].inputs) == 1 and ours.parameter(i) is None:
         [k] = ours.rows[i].inputs

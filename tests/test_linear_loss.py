@@ -56,7 +56,8 @@ def loss_and_gradients(loss, arguments, *settings):
     def function(*floats):
         total, count = loss(*floats, labels, *settings)
         # The factor stands for what a caller does with the loss: the gradient of `_summed` is made before it is known.
-        return 3 * total, count
+        # A power of two rounds nothing, so that it does not matter whether a compiler rounds before it, too.
+        return 4 * total, count
 
     (total, count), gradients = jax.jit(function)(*floats)
     return int(count), [total, *jax.tree.leaves(gradients)]
@@ -76,7 +77,7 @@ def test_equal_in_float64(at_once, added, biased, cap, monkeypatch):
     (count, ours), theirs = (loss_and_gradients(loss, arguments, added, cap) for loss in (linear_cross_entropy, plain))
     assert count == theirs[0] < BATCH * LENGTH
     assert_near(ours, theirs[1], 1e-14)
-    assert_near([3 * linear_cross_entropy(*arguments, added, cap)[0]], ours[:1], 1e-14)
+    assert_near([4 * linear_cross_entropy(*arguments, added, cap)[0]], ours[:1], 1e-14)
 
 
 @pytest.mark.parametrize("added, biased, cap", SETTINGS)

@@ -113,7 +113,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
 
 
 def _mends(first: Start, second: Start, moved: int, number: int, candidates: Sequence[np.ndarray]) -> Mended:
-    """What one of these orders of a value mends, if what the operation that moved it reads is in the order of theirs."""
+    """What one of these orders of a value mends, if what the operation that moved it reads is in theirs."""
     ours, theirs = first.values, second.values
     read = [k for k in ours.rows[moved].inputs if _tells(ours, k)]
     if not all(k in ours.equal and _is_in_order(ours, theirs, k) for k in read):

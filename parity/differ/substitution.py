@@ -98,19 +98,10 @@ class Experiments:
         # With twins a line that agrees again, where the program comes to it again, says no more than the first time,
         # unless most of what is computed agrees.
         last = max(lines.values()) if twins and 2 * len(met) < len(run) else met[-1][0]
-        apart = len(run) - 1 - last
         returned = not self._returned.keys().isdisjoint(j for _, j in met)
-        # What ran to its end, and returns something else still, parts again however short it was.
-        ended = not alone and not {i for i, _ in run}.isdisjoint(self._returned.values())
         agreement = Agreement(returned, len(lines), met[0][1], Change(number, array, twins or {}, alone))
-        # What a norm does before it scales, another norm of the same value does too.
-        scales = apart and any(map(self.values.is_weight, self.values.rows[run[-apart][0]].inputs))
-        weighted = any(map(self.other.is_weight, (i for _, j in met for i in self.other.rows[j].inputs)))
-        enough = agreement.agreeing >= _ENOUGH and (weighted or not scales)
-        # What agrees for the first time long after may do so by chance.
-        before = [i for i, _ in run[: met[0][0]] if i not in self.values.equal]
-        near = apart <= _APART and len(before) <= 2 * _APART
-        return agreement if returned or enough or (near and not ended) else None
+        near = len(run) - 1 - last <= _APART
+        return agreement if returned or agreement.agreeing >= _ENOUGH or near else None
 
     def agrees_at_once(self, number: int, array: np.ndarray, twins: Mapping[int, int]) -> bool:
         """Whether one of the first values that follow is one that the other side computes and this one does not."""
@@ -237,36 +228,6 @@ class Experiments:
     def _all(self) -> Index:
         return self.values.index()
 
-    def does_later(self, left_out: Sequence[int], number: int, after: int) -> bool:
-        """Whether the other side does, behind one of its values, what this side does to a value in those `left_out`.
-
-        It multiplies by a weight that they multiply by, or does at once what the first of them does, with the same
-        value.
-        """
-        done = {
-            (name, j)
-            for k in left_out
-            if (name := _named(self.values.rows[k])) in ("product", "mul")
-            for j in self.values.equals(i for i in self.values.rows[k].inputs if self.values.parameter(i))
-        }
-        operands = self.values.equals({*self.values.rows[left_out[0]].inputs} - {number})
-        does, used = _named(self.values.rows[left_out[0]]), map(self.other.rows.__getitem__, self.other.used(after))
-        if any(_named(row) == does and not operands.isdisjoint(row.inputs) for row in used):
-            return True
-        seen = {after}
-        for k in range(after + 1, min(after + REACH, len(self.other.rows))):
-            row = self.other.rows[k]
-            if not seen.isdisjoint(row.inputs):
-                if not done.isdisjoint((_named(row), j) for j in row.inputs):
-                    return True
-                seen.add(k)
-        return False
-
-
-def _named(row: Value) -> str:
-    """What an operation does; products have many names."""
-    return "product" if PRODUCT.search(row.operation) else row.operation.removeprefix("aten.").rstrip("_")
-
 
 def _has_whole_numbers(array: np.ndarray) -> bool:
     return array.dtype.kind in "biu" or bool((np.rint(array) == array).all())
@@ -322,10 +283,9 @@ def experiment(
         mends = mended(sides, side, agreement.change, (first, second))
         # Behind so much that agrees there may be another difference.
         much = agreement.agreeing > _ENOUGH and not agreement.returned
-        if best is None or mends > best[0]:
+        if (much or mends > Mended.NOT_ALL) and (best is None or mends > best[0]):
             # What another experiment, or one of the other side, is sure of at the same two lines is sure.
-            sure, confirmed = lines in proved and (much or mends > Mended.NOT_ALL), much or mends > Mended.ONE_SIDE
-            best = mends, finding._replace(sure=sure, confirmed=confirmed)
+            best = mends, finding._replace(sure=lines in proved, confirmed=much or mends > Mended.ONE_SIDE)
         if mends is Mended.ALL:
             break
     return best and best[1]
@@ -421,20 +381,11 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
             if zero and not experiments.agrees_at_once(k, given, again):
                 continue
             agreement = experiments.goes_on(k, given, twins=again)
-            if agreement is not None and not experiments.does_later(_between(values, i, k), i, agreement.first):
+            if agreement is not None:
                 one = i in row.inputs
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
                 yield _Shown(said, k if one else start.number, i, agreement)
-
-
-def _between(values: Values, number: int, last: int) -> list[int]:
-    """The last value, what it reads beside another one, and what that is made of, back to what agrees."""
-    found = [last]
-    for k in found:
-        before = (i for i in values.rows[k].inputs if i != number and (i not in values.equal or k == last))
-        found += [i for i in before if i not in found]
-    return found
 
 
 def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:

@@ -14,7 +14,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from parity.differ.alignment import PRODUCT, REACH, Start, made_of, sizes_around, splits
+from parity.differ.alignment import REACH, Start, made_of, sizes_around, splits
 from parity.differ.answer import called
 from parity.differ.confirmation import Change, Mended, mended
 from parity.differ.element_order import distance, in_shape, layouts, with_axes_as, without_copies
@@ -334,10 +334,10 @@ def _repairs(ours: Start, theirs: Start) -> Iterator[tuple[int, int, np.ndarray]
             continue
         for j in theirs.near:
             there = other.array(j)
-            for moved in [] if there is None or other.copies(j) else layouts(here, there)[:_ORDERS]:
-                if experiments.goes_on(i, moved) is not None:
-                    yield i, j, moved
-                    break
+            orders = [] if there is None or other.copies(j) else layouts(here, there)[:_ORDERS]
+            tried = [(agreement, moved) for moved in orders if (agreement := experiments.goes_on(i, moved))]
+            if tried:
+                yield i, j, max(tried, key=lambda each: each[0][:2])[1]
 
 
 def _another_line(values: Values, i: int, k: int) -> bool:

@@ -13,6 +13,8 @@ from tests.several_processes import ROOT, run_alone
 PAGE = (ROOT / "docs" / "gallery.md").read_text("utf-8")
 TEXTS = {path.stem: path.read_text("utf-8") for path in sorted((ROOT / "examples" / "gallery").glob("*.py"))}
 BUG = re.compile(r"^( *)# The bug\. Mended: (.*)\n *(.*)$", re.MULTILINE)
+MORE_BEHIND = {"gemma_block", "transposed_convolution"}
+"""A second bug, and a kernel that is turned beside what is said of it: a side without what was found parts again."""
 pytestmark = pytest.mark.usefixtures("as_others_write")
 
 
@@ -35,7 +37,7 @@ def test_the_line_of_the_bug_is_named_for_sure(name, find):
     status, said = find(name, TEXTS[name], "--json")
     found = json.loads(said)
     assert (status, found["ours"]["line"], Path(found["ours"]["file"]).stem) == (1, line, name)
-    assert found["verdict"].startswith("sure")
+    assert found["verdict"].startswith("likely" if name in MORE_BEHIND else "sure")
     assert f"  JAX      {name}.py:{line}  " in PAGE
     mend = "\n".join(f"-{wrong}\n+{right}" for _, right, wrong in (each.groups() for each in (bug, *more)))
     assert f"(../examples/gallery/{name}.py):\n\n```diff\n{mend}\n```" in PAGE

@@ -6,6 +6,7 @@ where a function is called in each layer, and the difference is that one.
 """
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import replace
 from enum import IntEnum
@@ -51,8 +52,6 @@ def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple
     after = _run_on(sides[side], change)
     if not isinstance(after, Values):
         return after
-    if change.alone:
-        return Mended.UNKNOWN  # with axes exchanged, what follows would have to be exchanged as well
     kept = replace(sides[1 - side], again=None)
     ours, theirs = (after, kept) if side == 0 else (kept, after)
     match(ours, theirs)
@@ -62,14 +61,17 @@ def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple
         return Mended.ALL
     here, there, _ = paired(*starts_of_both((ours, theirs), ([i for i, _ in bad], [j for _, j in bad]), backward=False))
     again = [_is_again(*each) for each in zip(place, (here, there), strict=True)]
+    if change.alone and not all(again):
+        return Mended.UNKNOWN  # with axes exchanged, what follows may have to be exchanged as well
     return Mended.ALL if all(again) else Mended.ONE_SIDE if any(again) else Mended.NOT_ALL
 
 
 def _is_again(before: Start | None, after: Start | None) -> bool:
-    """Whether a start is another one on the same line."""
+    """Whether a start is another one on the same line, called in the same way."""
     if before is None or after is None:
         return before is after
-    told = [(start.row.place[:2], start.row.operation) for start in (before, after)]
+    rows = before.row, after.row
+    told = [(row.place, row.operation, re.sub(r"\d+", "", row.module)) for row in rows]
     return told[0] == told[1] and before.number != after.number
 
 

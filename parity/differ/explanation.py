@@ -167,7 +167,7 @@ class _Parting:
         ours, theirs = self.sides
         order = f"the same numbers in another order{': ' * bool(origin.said)}{origin.said}"
         if ours.rows[i].kind != "parameter":
-            trust = origin.mends > Mended.NOT_ALL, origin.mends > Mended.ONE_SIDE
+            trust = origin.mends > Mended.NOT_ALL, origin.mends is Mended.ALL
             return Difference(self.stage, ours.made(i), theirs.made(j), (), order, *trust, **self.about)
         held = order.removeprefix("the same numbers")
         told = f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name}{held}"
@@ -212,7 +212,7 @@ class _Parting:
                 sites = self.sides[0].site(mended[0]), self.sides[1].site(mended[1])
                 sure = not first.constants and sites[0].line == places[0].line and mended[2] > Mended.NOT_ALL
                 sure = mended[2] > Mended.NOT_ALL if what else sure
-                checked = checked and mended[2] > Mended.ONE_SIDE
+                checked = checked and mended[2] is Mended.ALL
                 places = sites if len(self.starts[0]) == 1 and not what else places
         adds = ["add" in side.row.operation for side in (first, second) if stage == "backward" and not what]
         # What is added to a gradient that agrees comes from elsewhere.

@@ -92,20 +92,11 @@ class Experiments:
         met = [(n, j) for n, (_, j) in enumerate(run) if j is not None]
         if not met:
             return None
-        lines: dict[Any, int] = {}
-        for n, j in met:
-            lines.setdefault((self.other.rows[j].place[:2], self.other.rows[j].operation), n)
-        # With twins a line that agrees again, where the program comes to it again, says no more than the first time,
-        # unless most of what is computed agrees.
-        last = max(lines.values()) if twins and 2 * len(met) < len(run) else met[-1][0]
+        lines = {(self.other.rows[j].place[:2], self.other.rows[j].operation) for _, j in met}
         returned = not self._returned.keys().isdisjoint(j for _, j in met)
         agreement = Agreement(returned, len(lines), met[0][1], Change(number, array, twins or {}, alone))
-        near = len(run) - 1 - last <= _APART
+        near = len(run) - 1 - met[-1][0] <= _APART
         return agreement if returned or agreement.agreeing >= _ENOUGH or near else None
-
-    def agrees_at_once(self, number: int, array: np.ndarray, twins: Mapping[int, int]) -> bool:
-        """Whether one of the first values that follow is one that the other side computes and this one does not."""
-        return any(j is not None for _, j in islice(self._run_on(number, array, False, twins), _APART))
 
     def _run_on(
         self, number: int, array: np.ndarray, alone: bool, twins: Mapping[int, int]
@@ -285,7 +276,7 @@ def experiment(
         much = agreement.agreeing > _ENOUGH and not agreement.returned
         if (much or mends > Mended.NOT_ALL) and (best is None or mends > best[0]):
             # What another experiment, or one of the other side, is sure of at the same two lines is sure.
-            best = mends, finding._replace(sure=lines in proved, confirmed=much or mends > Mended.ONE_SIDE)
+            best = mends, finding._replace(sure=lines in proved, confirmed=mends is Mended.ALL)
         if mends is Mended.ALL:
             break
     return best and best[1]
@@ -369,17 +360,15 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
     found = dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *ends, *zeros))
     places = [k for k in found if not values.copies(k)]
     read = {k: (*values.rows[k].inputs, *start.agreed, *([branches[k]] if k in branches else ())) for k in places}
-    pairs = [(k, i) for k in places for i in dict.fromkeys(read[k]) if _may_stand_for(experiments, i, k)]
+    # A state that begins at zero is zero again without a step, and so like theirs at some step further on.
+    read = {k: [i for i in dict.fromkeys(read[k]) if values.rows[i].largest or not values.rows[i].data] for k in places}
+    pairs = [(k, i) for k in places for i in read[k] if _may_stand_for(experiments, i, k)]
     tried = {(k, i): experiments.twins(k, i) for k, i in pairs}
     experiments.want_after(tried)
     for (k, i), twins in tried.items():
         row, array = values.rows[k], values.array(i)
         moved = [] if array is None else in_shape(array, row.shape)
         for given, again in product(moved, ({}, twins) if twins else ({},)):
-            # A state that begins at zero is zero again without a step, and so like theirs at some step further on.
-            zero = values.rows[i].data and values.rows[i].largest == 0
-            if zero and not experiments.agrees_at_once(k, given, again):
-                continue
             agreement = experiments.goes_on(k, given, twins=again)
             if agreement is not None:
                 one = i in row.inputs

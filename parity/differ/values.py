@@ -348,11 +348,6 @@ class Values:
         leaf = self.leaf(number)
         return self.rows[leaf].name if leaf is not None and self.rows[leaf].kind == "parameter" else None
 
-    def is_weight(self, number: int) -> bool:
-        """Whether a value is a weight, or made of nothing else in one step."""
-        of = [i for i in self.rows[self.copied(number)].inputs if self.rows[i].data]
-        return all(self.parameter(i) for i in of or [number])
-
 
 def is_narrow(dtype: Any) -> bool:
     """Whether a type is floating, with fewer digits than float64."""

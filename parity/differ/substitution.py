@@ -360,9 +360,7 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
     found = dict.fromkeys((*start.near[:_LEFT_OUT], *branches, *ends, *zeros))
     places = [k for k in found if not values.copies(k)]
     read = {k: (*values.rows[k].inputs, *start.agreed, *([branches[k]] if k in branches else ())) for k in places}
-    # A state that begins at zero is zero again without a step, and so like theirs at some step further on.
-    read = {k: [i for i in dict.fromkeys(read[k]) if values.rows[i].largest or not values.rows[i].data] for k in places}
-    pairs = [(k, i) for k in places for i in read[k] if _may_stand_for(experiments, i, k)]
+    pairs = [(k, i) for k in places for i in dict.fromkeys(read[k]) if _may_stand_for(experiments, i, k)]
     tried = {(k, i): experiments.twins(k, i) for k, i in pairs}
     experiments.want_after(tried)
     for (k, i), twins in tried.items():
@@ -380,6 +378,8 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
 def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:
     """Whether a value has the size that another one needs in its place, if what is done there is left out."""
     rows = experiments.values.rows
+    if rows[read].data and rows[read].largest == 0:
+        return False  # a state that begins at zero is zero again without a step, and so like theirs at some step later
     size, needed = (math.prod(rows[number].shape) for number in (read, made))
     if size > needed:
         return read in rows[made].inputs and experiments.is_small(read)

@@ -124,14 +124,15 @@ _MASKED_FOR = {
 
 
 def masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
-    """Which places only one of two arrays masks, in the layout in which the rest agrees, or else their masks most; None
-    for other sizes."""
+    """Which places only one of two arrays masks, in the layout in which the rest agrees; else as they are, or, of other
+    shapes, in that in which their masks agree most. None for other sizes."""
     moved = in_our_layout(mine, their)
     if moved is None:
         return None
     seen = ~(_masked(mine) | _masked(moved))
     if not np.allclose(mine[seen], moved[seen], rtol=1e-6, atol=0):
-        moved = min(layouts(mine, their), key=lambda array: (_masked(array) ^ _masked(mine)).sum())
+        orders = [their] if their.shape == mine.shape else layouts(mine, their)
+        moved = min(orders, key=lambda array: (_masked(array) ^ _masked(mine)).sum())
     return _masked(moved) ^ _masked(mine)
 
 

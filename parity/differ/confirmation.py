@@ -15,10 +15,9 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from parity.differ.alignment import Start, match, paired, starts_of_both
-from parity.differ.element_order import in_shape
+from parity.differ.element_order import error_of, in_shape
 from parity.differ.fingerprints import BAR, fingerprint
 from parity.differ.values import Values
-from parity.differ.weights import error_of
 
 _MOST = 1 << 26
 """Elements, at most, of what is read by the values that are computed anew."""

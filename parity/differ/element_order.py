@@ -1,6 +1,7 @@
 """Whether two arrays with the same numbers have them in the same order, up to a layout."""
 
 import math
+from collections.abc import Iterator
 from contextlib import suppress
 from itertools import combinations, permutations
 from typing import Literal
@@ -8,6 +9,7 @@ from typing import Literal
 import numpy as np
 
 from parity.differ.fingerprints import finite
+from parity.gates.projection import double
 
 Order = Literal["same", "other", "unknown"]
 _CLOSE = 1e-8
@@ -15,6 +17,8 @@ NEARLY = 1e-5
 """How far apart, over the largest, elements may be that lie in one place: numbers that were moved are farther."""
 _LARGEST = 1 << 22
 """Elements; larger arrays are taken as they are."""
+_BLOCK = 1 << 20
+"""Elements that are looked at together."""
 
 
 def in_our_layout(ours: np.ndarray, theirs: np.ndarray, bar: float = _CLOSE) -> np.ndarray | None:
@@ -40,6 +44,32 @@ def distance(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:
     there = in_our_layout(ours, theirs)
     largest = float(np.abs(finite(ours)).max()) + 1e-300
     return np.inf if there is None else float(np.abs(finite(ours) - finite(there)).max()) / largest
+
+
+def error_of(ours: np.ndarray, theirs: np.ndarray) -> float:
+    """`relative_error` of what is finite; infinite where the two are not finite at the same places.
+
+    It looks at a few rows at a time, so that of a large gradient no copies are made.
+    """
+    squares, largest = np.zeros(2), np.zeros(2)
+    for a, b in _blocks(np.atleast_1d(ours), np.atleast_1d(theirs)):
+        known = np.isfinite(b)
+        if (np.isfinite(a) != known).any():
+            return float("inf")
+        difference, b = np.where(known, a, 0) - np.where(known, b, 0), np.where(known, b, 0)
+        squares += [np.square(each).sum() for each in (difference, b)]
+        largest = np.maximum(largest, [np.abs(each).max() for each in (difference, b)])
+    distance, norm = np.sqrt(squares)
+    if norm == 0:
+        return 0.0 if largest[0] == 0 else float("inf")
+    return float(max(distance / norm, largest[0] / largest[1]))
+
+
+def _blocks(ours: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The two in float64, some rows at a time."""
+    rows = max(1, _BLOCK * len(theirs) // max(theirs.size, 1))
+    for start in range(0, len(theirs) if theirs.size else 0, rows):
+        yield double(ours[start : start + rows]), double(theirs[start : start + rows])
 
 
 def with_axes_as(ours: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:

@@ -22,14 +22,14 @@ from parity.differ.alignment import (
 )
 from parity.differ.answer import Difference, Stage
 from parity.differ.confirmation import Mended
-from parity.differ.element_order import distance
+from parity.differ.element_order import distance, error_of
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind, lowered
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order, reordered_choice
 from parity.differ.row_sets import is_routed
 from parity.differ.substitution import WAYS, experiment, of_same_weight, repaired
 from parity.differ.values import GRADIENT, Site, Value, Values
-from parity.differ.weights import Held, error_of, other_weights, read_by_both
+from parity.differ.weights import Held, other_weights, read_by_both
 from parity.gates.measure import ParityError
 
 _POSITIONS = 500
@@ -148,9 +148,11 @@ class _Parting:
             said = f"{origin.said}: perhaps two weights are"
             places = self.sides[0].made(i), self.sides[1].made(j)
             return Difference(self.stage, *places, (), said, False, False, **self.about)
+        proven = True
         if wrong is None and readable and forward:
-            wrong = other_weights(first, second, self.held_by)
+            wrong, proven = other_weights(first, second, self.held_by)
         lines = self._at_the_lines(wrong, code, what, hidden, origin)
+        lines = replace(lines, sure=lines.sure and (proven or not wrong))
         return lines if lines.sure or not found else replace(found, kind=None)
 
     def _origin(self) -> Origin:

@@ -7,10 +7,10 @@ from dataclasses import replace
 import numpy as np
 
 from parity.differ.answer import Difference
+from parity.differ.element_order import error_of
 from parity.differ.explanation import counted, explain_outputs, explain_stage, stopped_alone
 from parity.differ.traced_sides import Sides
 from parity.differ.values import GRADIENT, STACK, Values
-from parity.differ.weights import error_of
 
 
 def located(sides: Sides, *, backward: bool, name: str) -> Difference:

@@ -10,13 +10,13 @@ import numpy as np
 import torch
 
 from parity.differ.answer import Difference
+from parity.differ.element_order import error_of
 from parity.differ.explanation import counted, explain_stage
 from parity.differ.fingerprints import BAR
 from parity.differ.jax_values import values_of_jax
 from parity.differ.torch_values import values_of_torch
 from parity.differ.traced_sides import Sides, is_array
 from parity.differ.values import GRADIENT, Kind, Values
-from parity.differ.weights import error_of
 from parity.gates.bridge import Tensors, to_torch
 from parity.gates.torch_side import tensors_of
 

@@ -1,20 +1,20 @@
 """Whether weights are at fault: numbers that are not what the weight map says, or a place that reads another weight."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import product
 
 import numpy as np
 
 from parity.differ.alignment import PRODUCT, Start
 from parity.differ.answer import Difference
+from parity.differ.confirmation import Change, Mended, mended
+from parity.differ.element_order import error_of, layouts
 from parity.differ.fingerprints import BAR, fingerprint
 from parity.differ.values import Values
 from parity.gates.projection import double
 from parity.gates.pytrees import Tensors
 
 _STEPS = 12
-_BLOCK = 1 << 20
-"""Elements that are looked at together."""
 
 Held = Mapping[str, Sequence[tuple[str, int | None]]]
 """Name of the module's weight -> (path of ours that holds it, its row where layers are stacked)."""
@@ -64,47 +64,25 @@ def _misheld(array: np.ndarray, key: str, truth: np.ndarray, tensors: Tensors) -
     return "its numbers are others"
 
 
-def error_of(ours: np.ndarray, theirs: np.ndarray) -> float:
-    """`relative_error` of what is finite; infinite where the two are not finite at the same places.
-
-    It looks at a few rows at a time, so that of a large gradient no copies are made.
-    """
-    squares, largest = np.zeros(2), np.zeros(2)
-    for a, b in _blocks(np.atleast_1d(ours), np.atleast_1d(theirs)):
-        known = np.isfinite(b)
-        if (np.isfinite(a) != known).any():
-            return float("inf")
-        difference, b = np.where(known, a, 0) - np.where(known, b, 0), np.where(known, b, 0)
-        squares += [np.square(each).sum() for each in (difference, b)]
-        largest = np.maximum(largest, [np.abs(each).max() for each in (difference, b)])
-    distance, norm = np.sqrt(squares)
-    if norm == 0:
-        return 0.0 if largest[0] == 0 else float("inf")
-    return float(max(distance / norm, largest[0] / largest[1]))
-
-
-def _blocks(ours: np.ndarray, theirs: np.ndarray) -> Iterator[tuple[np.ndarray, np.ndarray]]:
-    """The two in float64, some rows at a time."""
-    rows = max(1, _BLOCK * len(theirs) // max(theirs.size, 1))
-    for start in range(0, len(theirs) if theirs.size else 0, rows):
-        yield double(ours[start : start + rows]), double(theirs[start : start + rows])
-
-
-def other_weights(first: Start, second: Start, held_by: Held) -> str | None:
-    """What is wrong where both sides multiply activations that were made with different weights; else None.
+def other_weights(first: Start, second: Start, held_by: Held) -> tuple[str | None, bool]:
+    """What is wrong where both sides multiply activations that were made with different weights, and whether theirs
+    there mends all.
 
     So a map is found out that gives one projection the weights of another: each product by itself has an equal on the
     other side, and only where two of them meet do the sides part.
     """
     here, there = _first_product(first), _first_product(second)
     if here is None or there is None or not held_by:
-        return None
-    mine = {name: path for path, row in _behind(first.values, here) for name in _names(path, row, held_by)}
-    their = {name for name, _ in _behind(second.values, there)}
-    wrong, missing = sorted(mine.keys() - their), sorted(their - mine.keys())
+        return None, False
+    behind = _behind(first.values, here).items()
+    mine = {name: (path, i) for (path, row), i in behind for name in _names(path, row, held_by)}
+    their = {name: j for (name, _), j in _behind(second.values, there).items()}
+    wrong, missing = sorted(mine.keys() - their.keys()), sorted(their.keys() - mine.keys())
     if len(mine) != len(their) or not wrong or not missing:
-        return None
-    return f"ours reads {', '.join(wrong)}, as {mine[wrong[0]]}, where theirs reads {', '.join(missing)}"
+        return None, False
+    (path, i), j = mine[wrong[0]], their[missing[0]]
+    said = f"ours reads {', '.join(wrong)}, as {path}, where theirs reads {', '.join(missing)}"
+    return said, _mends(first, second, i, j)
 
 
 def read_by_both(first: Start, second: Start, held_by: Held) -> tuple[str | None, bool]:
@@ -116,12 +94,25 @@ def read_by_both(first: Start, second: Start, held_by: Held) -> tuple[str | None
             continue
         right = {name for k in ours.equal.get(i, ()) if (name := theirs.parameter(k))}
         another = their not in right and right and ours.rows[i].shape and held_by
-        if another and _would_agree(first, i, second, theirs.array(j)):
+        if another and _would_agree(first, i, second, theirs.array(j)) and _mends(first, second, i, j):
             said = f"ours reads {', '.join(sorted(right))}, as {mine}, where theirs reads {their}"
             return said, is_code(ours, mine, their, held_by)
         if their in right and _would_agree(first, i, second, ours.array(i), transposed=True):
             return f"{mine} holds {their} transposed", False
     return None, False
+
+
+def _mends(first: Start, second: Start, i: int, j: int) -> bool:
+    """Whether ours, with their weight in the place of its own, or with the two exchanged, goes on as theirs does to the
+    end, as far as that can be seen."""
+    ours, theirs = first.values, second.values
+    mine, their = ours.array(i), theirs.array(j)
+    if mine is None or their is None or ours.again is None or first.row.backward:
+        return True
+    exchanged = {k: mine for k in theirs.equal.get(j, ()) if ours.rows[k].shape == ours.rows[i].shape}
+    changes = [Change(i, array, twins) for array in layouts(mine, their) for twins in ({}, exchanged)]
+    found = (mended((ours, theirs), 0, change, (first, second)) for change in changes)
+    return any(mends > Mended.NOT_ALL for mends in found)
 
 
 def _would_agree(first: Start, i: int, second: Start, weight: np.ndarray | None, *, transposed: bool = False) -> bool:
@@ -169,20 +160,20 @@ def _first_product(start: Start) -> int | None:
     return None
 
 
-def _behind(values: Values, number: int) -> set[tuple[str, int | None]]:
-    """(weight, layer) of the nearest products with a weight that a value was made of."""
-    found: set[tuple[str, int | None]] = set()
+def _behind(values: Values, number: int) -> dict[tuple[str, int | None], int]:
+    """(weight, layer) of the nearest products with a weight that a value was made of -> that weight, as it is read."""
+    found: dict[tuple[str, int | None], int] = {}
     for operand in values.rows[number].inputs:
         near = [operand]
         for _ in range(_STEPS):
             weights = {
-                (name, row.layer[-1] if row.layer else None)
+                (name, row.layer[-1] if row.layer else None): k
                 for row in map(values.rows.__getitem__, near)
                 if PRODUCT.search(row.operation)
                 for k in row.inputs
                 if (name := values.parameter(k))
             }
-            found |= weights
+            found = weights | found
             if weights:
                 break
             near = [k for i in near for k in values.rows[i].inputs if values.rows[k].data and values.leaf(k) is None]

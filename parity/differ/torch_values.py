@@ -173,8 +173,8 @@ class Recorder(TorchDispatchMode):
         """The same by the tensor itself, as long as it lives: a detached copy lies where the original does."""
         self._writes: dict[int, int] = {}
         """Memory -> how often it was written to. What is known of it from before has to be looked at again."""
-        self._writers: dict[int, int] = {}
-        """Memory -> the last value that was written there."""
+        self._writers: dict[int, tuple[int, Key]] = {}
+        """Memory -> the last value that was written there, and where."""
         self._nodes: dict[int, int] = {}
         """Sequence number of autograd -> the value of the forward pass."""
 
@@ -207,7 +207,7 @@ class Recorder(TorchDispatchMode):
             if version == written:
                 return number
             # Somebody wrote to the memory since, perhaps through another view.
-            writer = self._writers.get(key[0], number)
+            writer, part = self._writers.get(key[0], (number, key))
             made = self.values.rows[writer]
             row = Value("operation", made.operation, (*dict.fromkeys((number, writer)),), "", made.module, made.place)
             row.layer = made.layer
@@ -216,6 +216,8 @@ class Recorder(TorchDispatchMode):
             now = as_numpy(tensor)
             same = [n for n, array in enumerate(arrays) if array is not None and np.array_equal(array, np.asarray(now))]
             row.again = itemgetter(same[-1]) if same else None
+            if not same and written - version == 1 and writer != number:
+                row.again = partial(_written_to, key, part)
         else:
             row = Value("constant", "constant")
             if (given := self._put.get(len(self.values.rows))) is not None:
@@ -292,7 +294,7 @@ class Recorder(TorchDispatchMode):
                 self.values.note_island(number, tensor, "site-packages/" not in place.file)
             if func._schema.is_mutable:
                 storage = tensor.untyped_storage().data_ptr()
-                self._writers[storage] = number
+                self._writers[storage] = number, _key(tensor)
                 self._writes[storage] = self._writes.get(storage, 0) + 1
             self._is(tensor, number)
             if node is None:
@@ -331,6 +333,22 @@ def _made_again(
 def _key(tensor: torch.Tensor) -> Key:
     storage = tensor.untyped_storage().data_ptr()
     return storage, int(tensor.storage_offset()), tuple(tensor.shape), tuple(tensor.stride()), tensor.dtype
+
+
+def _written_to(whole: Key, part: Key, arrays: Sequence[np.ndarray]) -> np.ndarray:
+    """A tensor after one of its parts was written to: [the tensor before, what was written] -> the tensor."""
+    before, made = arrays
+    after, own, its = np.array(before), _offsets(whole), _offsets(part)
+    within, order = np.isin(its, own), np.argsort(own, kind="stable")
+    after.reshape(-1)[order[np.searchsorted(own, its[within], sorter=order)]] = made.reshape(-1)[within]
+    return after
+
+
+def _offsets(key: Key) -> np.ndarray:
+    """Where in memory the elements of a tensor lie, in their order."""
+    _, offset, shape, strides, _ = key
+    places: np.ndarray = offset + np.tensordot(strides, np.indices(shape), 1).reshape(-1).astype(int)
+    return places
 
 
 def _layer(module: str) -> tuple[int, ...]:

@@ -756,3 +756,64 @@ def test_a_norm_behind_a_branch_and_not_before_it_leaves_no_branch_out():
     found = asked(behind, lambda m, x, h: h + torch.tanh(m.up(m.norm(h))))
     assert found
     assert "without it" not in (found.kind or "")
+
+
+def test_a_side_that_writes_rows_into_a_buffer_is_run_on_to_its_end():
+    def rows_there(m, x):
+        rows, found = torch.sin(0.5 * m.up(x)), torch.zeros_like(x)
+        for n in range(len(x)):
+            found[:, n] = torch.tanh(rows[:, n])
+        return m.down(found)
+
+    found = part(lambda p, x: jnp.tanh(jnp.sin(x @ p["up"].T)) @ p["down"].T, rows_there, names=("up", "down"))
+    assert "0.5" in found.kind
+    assert found.confirmed
+
+
+def test_a_factor_is_told_where_it_comes_in_and_not_by_its_square():
+    """A norm squares what theirs has scaled, and what comes out of it has no factor any more."""
+
+    def scaled_there(m, x, h):
+        h = 4.0 * h
+        return h + m.norm(h)
+
+    found = asked(lambda p, x, h: h + normalise(p, h), scaled_there)
+    assert found.kind == "theirs multiplies by 4 here, ours goes on as without it"
+    assert found.confirmed
+
+
+def test_what_holds_for_the_next_lines_alone_is_no_more_than_likely():
+    """Without its first layer, ours goes on as the second one of theirs does; but theirs has both."""
+
+    def layer(p, name, h):
+        return h + jnp.tanh(h @ p[name].T) * jnp.sin(h)
+
+    def layer_there(part, h):
+        return h + torch.tanh(part(h)) * torch.sin(h)
+
+    found = part(
+        lambda p, x: jnp.cos(layer(p, "up", layer(p, "down", x)) @ p["last"].T),
+        lambda m, x: torch.cos(m.last(layer_there(m.down, layer_there(m.up, x)))),
+        names=("up", "down", "last"),
+        backward=False,
+    )
+    assert found
+    assert not (found.sure and found.confirmed and "without it" in (found.kind or ""))
+
+
+def test_masks_that_hide_nothing_in_common_differ_everywhere():
+    scores, hidden = numbers(5, 5, seed=2), np.arange(5) < 4
+    assert masked_apart(*(np.where(mask, -np.inf, scores) for mask in (hidden, ~hidden))).all()
+
+
+def test_whole_numbers_are_no_activation():
+    """None of them is below zero, so that many a function changes nothing."""
+    images = numbers(2, 3, 3, 6)
+    found = part(
+        lambda p, x: {"h": (h := x @ p["up"].T), "places": jnp.argmin(h, -1).swapaxes(1, 2)},
+        lambda m, x: {"h": (h := m.up(x)), "places": h.argmin(-1)},
+        images,
+        backward=False,
+    )
+    assert found
+    assert found.kind is None

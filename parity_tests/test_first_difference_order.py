@@ -251,3 +251,31 @@ def test_a_transposed_input_is_named_and_not_the_line_behind_a_norm():
     assert found.ours.source == "pairs = pairs.swapaxes(0, 1)"
     assert found.kind == "the same numbers in another order: axes 0 and 1 are exchanged"
     assert found.sure
+
+
+def test_an_order_that_was_lost_before_layers_that_keep_it_is_named_where_it_was_lost():
+    """What is computed window by window is the same of each window, and comes to other places behind it."""
+
+    def windows(x):
+        return x.reshape(2, 2, 3, 2, 3, 8)
+
+    def forward(p, x):
+        x = windows(x).transpose(0, 3, 1, 2, 4, 5).reshape(2, 4, 9, 8)
+        q, k, v = jnp.split(x @ jnp.concatenate([p[name]["kernel"] for name in LINEAR[:3]], 1), 3, -1)
+        x = jax.nn.softmax(q @ k.swapaxes(2, 3)) @ v
+        x = x.reshape(2, 2, 2, 3, 3, 8).transpose(0, 1, 3, 2, 4, 5).reshape(2, 6, 6, 8)
+        return jnp.tanh(x + p["positions"])
+
+    def forward_there(self, x):
+        x = windows(x).permute(0, 1, 3, 2, 4, 5).reshape(8, 9, 8)
+        x = (self.query(x) @ self.key(x).mT).softmax(-1) @ self.value(x)
+        x = x.view(2, 2, 2, 3, 3, 8).permute(0, 1, 3, 2, 4, 5).reshape(2, 6, 6, 8)
+        return torch.tanh(x + self.positions)
+
+    parts = {name: lambda: nn.Linear(8, 8, bias=False) for name in LINEAR[:3]}
+    theirs = Module(forward_there, **parts, positions=lambda: nn.Parameter(torch.randn(6, 6, 8)))
+    weights = {f"{name}.kernel": (f"{name}.weight", "o i -> i o") for name in parts} | {"positions": "positions"}
+    found = first_difference(forward, theirs, weights, [numbers(2, 6, 6, 8)])
+    assert found.ours.source.startswith("x = windows(x).transpose(0, 3, 1")
+    assert found.kind.startswith("the same numbers in another order")
+    assert found.confirmed

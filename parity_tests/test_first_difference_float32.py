@@ -1,5 +1,6 @@
 """Libraries compute parts in float32 whatever they are given: `first_difference` looks behind that."""
 
+import math
 from functools import partial
 
 import jax
@@ -161,3 +162,31 @@ def test_a_scale_and_a_table_of_every_row_count_as_rounded(kept):
     assert found.sure
     assert "/ 7" in found.ours.source
     assert "mask" not in found.kind
+
+
+LOG = jnp.log(2 * jnp.pi)
+"""A number of a module, which is rounded to float32 when that is imported."""
+
+
+@pytest.mark.parametrize(
+    "here, there",
+    [
+        (lambda h: h**2 + LOG, lambda h: 2 * (h**2 / 2 + 0.5 * math.log(2 * math.pi))),
+        (
+            lambda h: jnp.sin(h / math.sqrt(18)),
+            lambda h: (h / torch.sqrt(torch.tensor(6, dtype=torch.float) * 3)).sin(),
+        ),
+        (
+            lambda h: jnp.sin(h * (1 / math.sqrt(18))),
+            lambda h: (h / torch.sqrt(torch.tensor(6, dtype=torch.float) * 3)).sin(),
+        ),
+    ],
+    ids=["ours", "theirs", "theirs, its inverse"],
+)
+def test_a_number_that_one_side_holds_in_float32_is_no_difference(here, there):
+    theirs = Module(lambda m, x: there(m.up(x)), up=lambda: nn.Linear(6, 6, bias=False))
+    found = first_difference(lambda p, x: here(x @ p["up"].T), theirs, {"up": "up.weight"}, [numbers(3, 6)])
+    assert not found
+    assert found.narrow
+    wrong = first_difference(lambda p, x: 1.00001 * here(x @ p["up"].T), theirs, {"up": "up.weight"}, [numbers(3, 6)])
+    assert wrong

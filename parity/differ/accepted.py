@@ -31,6 +31,8 @@ class Accepted:
     bar: float = FLOAT64_BAR
     put: dict[int, np.ndarray] = field(default_factory=dict)
     """Values of theirs -> the numbers of ours that stand for them."""
+    digits: dict[float, float] = field(default_factory=dict)
+    """Sizes of numbers that ours holds in float32 -> those of theirs that stand for them."""
     passed: dict[str, str] = field(default_factory=dict)
     """Line of ours -> what is said of it. The derivatives of such lines differ, too."""
     starts: tuple[Start | None, Start | None] = None, None
@@ -38,19 +40,20 @@ class Accepted:
     sides: tuple[Values, Values] | None = None
     """The runs that it was found in."""
     rounded: list[Site] = field(default_factory=list)
-    """Constants of theirs that `takes_digits` put digits of ours for."""
+    """Constants whose digits `takes_digits` took from the other side."""
     postpones: Callable[[], bool] = lambda: False
     """Whether both sides run in another way before a difference is explained."""
 
     def takes_digits(self) -> bool:
         """Whether some constants, like a table of frequencies, differ as float32 rounds, and no more: whichever side
-        has fewer digits, theirs goes on with ours."""
+        has fewer digits, theirs goes on with ours, or ours with a number that stands in the program of theirs."""
         assert self.sides is not None
         ours, theirs = self.sides
         constants = [i for i in ours.live() if not ours.rows[i].data]
         index, near = ours.index(set(constants)), dict[int, list[int]]()
         numbers = {abs(x) for i in ours.live() for x in ours.rows[i].literals}
         numbers |= {ours.rows[i].largest for i in constants if math.prod(ours.rows[i].shape) == 1}
+        numbers |= {1 / x for x in numbers if x}
         found = {}
         for j in sorted(theirs.live() - self.put.keys()):
             row = theirs.rows[j]
@@ -72,9 +75,28 @@ class Accepted:
             moved = [x for array in arrays for x in with_axes_as(once, without_copies(array))]
             if moved and _rounds_alike(x := min(moved, key=partial(distance, once)), once):
                 found[j] = np.broadcast_to(x, there.shape).copy()
+        digits = self._digits(ours, theirs, constants)
         self.put |= found
-        self.rounded += [theirs.site(j) for j in found]
-        return bool(found)
+        self.digits |= {ours.rows[i].largest: x for i, x in digits.items()}
+        self.rounded += [theirs.site(j) for j in found] + [ours.made(i) for i in digits]
+        return bool(found or digits)
+
+    def _digits(self, ours: Values, theirs: Values, constants: Sequence[int]) -> dict[int, float]:
+        """Numbers that ours converts from float32, and what stands for each in the program of theirs: it, its half, its
+        double or its inverse."""
+        written = {abs(x) for j in theirs.live() for x in theirs.rows[j].literals if x}
+        written |= {y for x in written for y in (2 * x, x / 2, 1 / x)}
+        found: dict[int, float] = {}
+        for i in constants:
+            row = ours.rows[i]
+            narrow = (
+                row.operation == "convert_element_type" and math.prod(row.shape) == 1 and row.largest not in self.digits
+            )
+            if narrow and float(np.float32(row.largest)) == row.largest:
+                x = np.asarray(row.largest)
+                full = [y for y in written if _rounds_alike(np.asarray(y), x)]
+                found |= {i: full[0]} if full else {}
+        return found
 
     def passes(self, found: Difference, theirs: Callable[[bool], Values]) -> bool:
         """Whether an answer is ignored, and numbers were found to `put`, with which the two sides come together behind

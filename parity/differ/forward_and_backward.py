@@ -41,12 +41,12 @@ def _located(sides: Sides, backward: bool, name: str, *, as_it_is: bool = False)
             return not as_it_is
         return accepted.takes_digits()
 
-    accepted = sides.accepted = replace(sides.accepted, put={}, passed={}, rounded=[], postpones=postpones)
+    accepted = sides.accepted = replace(sides.accepted, put={}, digits={}, passed={}, rounded=[], postpones=postpones)
     rounded: tuple[str, ...] = ()
     for way in (_forward, _backward)[: 1 + backward]:
         while True:
-            known, found = len(accepted.put), way(sides, name)
-            if len(accepted.put) > known:
+            known, found = len(accepted.rounded), way(sides, name)
+            if len(accepted.rounded) > known:
                 rounded = rounded or found.differing
             elif not (found and accepted.passes(found, sides.run_theirs)):
                 break

@@ -53,13 +53,15 @@ def values_of_jax(
     *,
     keep: frozenset[int] = frozenset(),
     widen: Collection[tuple[str, int]] | None = None,
+    digits: Mapping[float, float] | None = None,
     sketched: bool = False,
 ) -> Values:
     """Every value that `function(*arguments())` computes; it returns a dict by name, whose values become the outputs.
 
     `names` are (kind, name) of the leaves of the arguments, in the order of the tree: "parameter" or "input". Those
     that nobody else holds are let go after their last use. With `widen`, computes in float64 what the program
-    casts to fewer digits, but for the casts in these lines (file, number).
+    casts to fewer digits, but for the casts in these lines (file, number). A constant that was held in float32 becomes
+    what stands for it in `digits`.
     """
     order: list[str] = []
 
@@ -72,7 +74,7 @@ def values_of_jax(
     closed = jax.make_jaxpr(in_order)(*jax.tree.map(_in_float64, args))
     leaves = jax.tree.leaves(args)[::-1]
     del args
-    run = _Run(Values("ours", keep, {} if sketched else None), widen)
+    run = _Run(Values("ours", keep, {} if sketched else None), widen, digits or {})
     given = [Known(leaves[-1], run.values.add(Value(kind, kind, name=name), leaves.pop())) for kind, name in names]
     results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names))
     for name, known in zip(order, results, strict=True):
@@ -84,8 +86,10 @@ def values_of_jax(
 
 
 class _Run:
-    def __init__(self, values: Values, widen: Collection[tuple[str, int]] | None) -> None:
-        self.values, self._widen = values, widen
+    def __init__(
+        self, values: Values, widen: Collection[tuple[str, int]] | None, digits: Mapping[float, float]
+    ) -> None:
+        self.values, self._widen, self._digits = values, widen, digits
         self._places: dict[tuple[int, Any], Place] = {}
         self._layer: tuple[int, ...] = ()
         """The iteration of each scan or loop that is being run, the outermost first."""
@@ -160,6 +164,8 @@ class _Run:
         if self._widen is not None and eqn.primitive.name == "convert_element_type" and place[:2] in self._widen:
             make, arrays = _made, list(map(_wide, arrays))
         made = make(eqn, arrays)
+        if self._digits and eqn.primitive.name == "convert_element_type" and np.size(made[0]) == 1:
+            made = [self._in_full(made[0], ins)]
         literals = [known.array if known.number is None else None for known in ins]
         written = (x for x in literals if x is not None and np.size(x) == 1 and np.isrealobj(x))
         numbers = tuple(float(np.asarray(x)) for x in written)
@@ -188,6 +194,13 @@ class _Run:
                     self._forward.setdefault((key, self._layer), []).append(number)
             outputs.append(Known(array, number))
         return outputs
+
+    def _in_full(self, array: Any, ins: Sequence[Known]) -> Any:
+        """A constant with the digits that it had before it was rounded to float32, where these are known."""
+        number, size = ins[0].number, abs(float(np.asarray(array).reshape(())))
+        if size not in self._digits or (number is not None and self.values.rows[number].data):
+            return array
+        return np.full(np.shape(array), math.copysign(self._digits[size], np.asarray(array).item()))
 
     def _forward_of(self, eqn: JaxprEqn, place: Place, inputs: Collection[int]) -> int | None:
         """The value whose derivative this is. A line that runs for one layer after another has several: those that the

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice, product
+from itertools import islice, permutations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -38,6 +38,8 @@ _FEW = 4
 """Orders of axes of each of several arrays."""
 _CONFIRMED = 4
 """Orders, at most, with which a side is run to the end."""
+_AXES = 5
+"""Axes, at most, that are tried in every order."""
 _MOVED = {"gather", "rev", "sort"}
 _MOVERS = {"concatenate", "tile", *_MOVED}
 """Operations, beside copies, that give numbers another order."""
@@ -238,17 +240,22 @@ def _want_behind(ours: Values, theirs: Values, number: int) -> None:
 
 
 def _is_in_order(ours: Values, theirs: Values, number: int) -> bool:
-    """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes, or the same
-    rows."""
+    """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes: those of the
+    side that has fewer, as another one may have merged what is moved."""
     here = ours.array(number)
     if here is None:
         return True
-    here, known = without_copies(here), [array for j in ours.equal[number] if (array := theirs.array(j)) is not None]
-    arrays = [without_copies(array) for array in known]
-    rows = [array for array in arrays if array.size == here.size and array.shape[-1:] == here.shape[-1:]]
-    moved = [array.reshape(here.shape) for array in rows]
-    moved += [each for array in arrays for each in with_axes_as(here, array)]
-    return any(_close(here, array) for array in moved)
+    here = without_copies(here).squeeze()
+    for j in ours.equal[number]:
+        there = theirs.array(j)
+        there = None if there is None else without_copies(there).squeeze()
+        if there is None or here.size != there.size:
+            continue
+        few, many = (there, here) if there.ndim <= here.ndim else (here, there)
+        axes = permutations(range(few.ndim)) if few.ndim <= _AXES else [range(few.ndim)]
+        if any(_close(many, few.transpose([*each]).reshape(many.shape)) for each in axes):
+            return True
+    return False
 
 
 def _order(ours: Values, theirs: Values, i: int, j: int) -> str:

@@ -288,7 +288,10 @@ class Recorder(TorchDispatchMode):
             given = self._put.get(len(self.values.rows))
             # What is expanded holds each number once, and has it from the value that it is a view of.
             if given is not None and (tensor.numel() < 2 or 0 not in tensor.stride()):
-                tensor.copy_(torch.from_numpy(given))
+                if is_narrow(tensor.dtype) and tensor.numel() == 1:
+                    tensor.data = torch.from_numpy(given.astype(np.float64))
+                else:
+                    tensor.copy_(torch.from_numpy(given))
             number = self.values.add(row, tensor)
             if is_narrow(tensor.dtype) and not any(is_narrow(read.dtype) for read in tensors):
                 self.values.note_island(number, tensor, "site-packages/" not in place.file)

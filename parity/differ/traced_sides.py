@@ -130,7 +130,8 @@ class Sides:
             return self.arrays(backward), inputs
 
         hand_back()
-        values = values_of_jax(both, arguments, labels, keep=keep, widen=self.widen, sketched=self.sketched)
+        about: Any = {"widen": self.widen, "digits": self.accepted.digits, "sketched": self.sketched}
+        values = values_of_jax(both, arguments, labels, keep=keep, **about)
         values.again = lambda keep: self.run_ours(backward, keep)
         return self._noted(values)
 

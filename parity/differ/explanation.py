@@ -24,7 +24,7 @@ from parity.differ.answer import Difference, Stage
 from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance, error_of
 from parity.differ.fingerprints import BAR
-from parity.differ.kinds import kind, lowered
+from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order, reordered_choice
 from parity.differ.row_sets import is_routed
 from parity.differ.substitution import WAYS, experiment, of_same_weight, repaired
@@ -137,7 +137,7 @@ class _Parting:
         if wrong and self.stage == "forward" and experiment(self.sides, first, second, self.starts, (of_same_weight,)):
             wrong = None  # it is what is multiplied by the weight that is another
         proven = self.together and not (self.grown or wrong or origin.inherited)
-        what = (lowered(first, second) or kind(first, second)) if proven else None
+        what, by_numbers = kind(first, second) if proven else (None, False)
         found = None
         if not (wrong or what or hidden or self.grown) and forward:
             found = self._by_experiment(origin)
@@ -151,7 +151,7 @@ class _Parting:
         proven = True
         if wrong is None and readable and forward:
             wrong, proven = other_weights(first, second, self.held_by)
-        lines = self._at_the_lines(wrong, code, what, hidden, origin)
+        lines = self._at_the_lines(wrong, code, what, by_numbers, hidden, origin)
         lines = replace(lines, sure=lines.sure and (proven or not wrong))
         return lines if lines.sure or not found else replace(found, kind=None)
 
@@ -194,7 +194,7 @@ class _Parting:
         return best
 
     def _at_the_lines(
-        self, wrong: str | None, code: bool, what: str | None, hidden: bool, origin: Origin
+        self, wrong: str | None, code: bool, what: str | None, by_numbers: bool, hidden: bool, origin: Origin
     ) -> Difference:
         """The lines of the two, and how far they can be trusted. `code`: it reads the `wrong` weight, not the map."""
         stage, first, second, what = self.stage, self.first, self.second, wrong or what
@@ -206,8 +206,8 @@ class _Parting:
         places, sure = _places(first, second), self.together and (bool(what) or are_counterparts(first, second))
         # On the way back nothing is run on, so that no more is known.
         checked, sure = origin.checked and (bool(what) or stage == "forward"), sure and not origin.lost
-        narrow = what is not None and lowered(first, second) == what
-        if sure and not (wrong or narrow) and stage == "forward" and first.row.again and second.row.again:
+        proven = wrong or by_numbers
+        if sure and not proven and stage == "forward" and first.row.again and second.row.again:
             # A formula may be arranged in another way until some line: nothing behind that line may be wrong.
             sure, mended = False, repaired(first, second)
             if mended is not None and not is_routed(self.sides[0], mended[0]):

@@ -19,21 +19,26 @@ from parity.differ.fingerprints import BAR, finite, times
 from parity.differ.values import Value, Values
 
 
-def kind(ours: Start, theirs: Start) -> str | None:
-    """One sentence about the difference; None where nothing is proven."""
-    finders = (
-        _constants_added,
-        activation,
-        _factor,
-        _zeros_for_mask,
-        _mask,
-        _zero_rows,
-        _literals,
-    )
-    return next((said for finder in finders if (said := finder(ours, theirs)) is not None), None)
+def kind(ours: Start, theirs: Start) -> tuple[str | None, bool]:
+    """One sentence about the difference, and whether the numbers prove it alone; None where there is none."""
+    finders = {
+        _lowered: True,
+        _constants_added: True,
+        activation: True,
+        _factor: True,
+        _zeros_for_mask: True,
+        _mask_of_one: False,
+        _mask: True,
+        _zero_rows: True,
+        _literals: False,
+    }
+    for finder, proves in finders.items():
+        if (said := finder(ours, theirs)) is not None:
+            return said, proves
+    return None, False
 
 
-def lowered(ours: Start, theirs: Start) -> str | None:
+def _lowered(ours: Start, theirs: Start) -> str | None:
     """A type with fewer digits on one side."""
     for side in (ours, theirs):
         before = [row.dtype for row in map(side.values.rows.__getitem__, side.row.inputs) if row.data]
@@ -75,27 +80,27 @@ def _zeros_for_mask(ours: Start, theirs: Start) -> str | None:
     return None
 
 
+def _mask_of_one(ours: Start, theirs: Start) -> str | None:
+    """One side masks, and the other does not."""
+    here, there = _masks_around(ours, theirs)
+    # Where what both read is masked already, the largest of a masked row is no mask of its own.
+    if bool(here) == bool(there) or _masks(ours, ours.agreed):
+        return None
+    # Of a side that was recorded, the larger arrays are not there.
+    if any(side.values.again is None and not side.values.arrays.keys() >= {*side.near} for side in (ours, theirs)):
+        return None
+    one, other = (ours, theirs) if here else (theirs, ours)
+    # What is one operation, as a loss of alignments is, may mask inside; and zeros are a mask of another kind.
+    around = {re.sub(r"^aten\._?", "", other.values.rows[i].operation) for i in (*other.behind, *other.near)}
+    if _MASKED_FOR.isdisjoint(around) or any(re.search("where|mask|select_n", name) for name in around):
+        return None
+    return f"only {one.values.side} masks here, {other.values.side} does not"
+
+
 def _mask(ours: Start, theirs: Start) -> str | None:
     """Who sees whom: places that one side masks and the other does not."""
-    if not any(_masks(side, [*side.behind, *side.near[:4]]) for side in (ours, theirs)):
-        return None
-    # A side that masks everything goes on as if it masked nothing: what it was made of tells.
-    here, there = (_masks(side, [*side.behind, *side.near]) for side in (ours, theirs))
-    if not here or not there:
-        # Where what both read is masked already, the largest of a masked row is no mask of its own.
-        if _masks(ours, ours.agreed):
-            return None
-        # Of a side that was recorded, the larger arrays are not there.
-        if any(side.values.again is None and not side.values.arrays.keys() >= {*side.near} for side in (ours, theirs)):
-            return None
-        one, other = (ours, theirs) if here else (theirs, ours)
-        # What is one operation, as a loss of alignments is, may mask inside; and zeros are a mask of another kind.
-        around = {re.sub(r"^aten\._?", "", other.values.rows[i].operation) for i in (*other.behind, *other.near)}
-        if _MASKED_FOR.isdisjoint(around) or any(re.search("where|mask|select_n", name) for name in around):
-            return None
-        return f"only {one.values.side} masks here, {other.values.side} does not"
     # Where some mask of ours is one of theirs, they may have been put together in other steps.
-    pairs = ((mine, masked_apart(mine, their)) for mine, their in product(here, there))
+    pairs = ((mine, masked_apart(mine, their)) for mine, their in product(*_masks_around(ours, theirs)))
     found = [(mine, apart) for mine, apart in pairs if apart is not None]
     if not found or not all(apart.any() for _, apart in found):
         return None
@@ -106,6 +111,14 @@ def _mask(ours: Start, theirs: Start) -> str | None:
         f"the mask differs at {int(differing.sum())} of {differing.size} places: only {only} masks key {place[-1]} "
         f"from query {place[-2]}, for example"
     )
+
+
+def _masks_around(*sides: Start) -> tuple[list[np.ndarray], ...]:
+    """What each side masks; nothing where no side does so at once."""
+    if not any(_masks(side, [*side.behind, *side.near[:4]]) for side in sides):
+        return [], []
+    # A side that masks everything goes on as if it masked nothing: what it was made of tells.
+    return tuple(_masks(side, [*side.behind, *side.near]) for side in sides)
 
 
 _MASKED_FOR = {

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import suppress
-from itertools import islice, permutations, product
+from itertools import combinations, islice, permutations, product
 from typing import NamedTuple
 
 import numpy as np
@@ -92,7 +92,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
     ours, theirs = first.values, second.values
     experiments = Experiments(ours, theirs)
     theirs.want(ours.equals(first.agreed))
-    mixed = [i for i in first.agreed if i in ours.equal and not _is_in_order(ours, theirs, i)]
+    mixed = [i for i in first.agreed if i in ours.equal and not _is_in_order(ours, theirs, i, exchanged=True)]
     pairs = [(i, j) for i in mixed for j in sorted(ours.equal[i], key=lambda j: (j not in second.agreed, -j))]
     # What goes on is shown better than what comes to one value, which may be another one transposed.
     for shows in (experiments.goes_on, experiments.reached):
@@ -239,9 +239,10 @@ def _want_behind(ours: Values, theirs: Values, number: int) -> None:
     theirs.want(ours.equals(known))
 
 
-def _is_in_order(ours: Values, theirs: Values, number: int) -> bool:
+def _is_in_order(ours: Values, theirs: Values, number: int, *, exchanged: bool = False) -> bool:
     """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes: those of the
-    side that has fewer, as another one may have merged what is moved."""
+    side that has fewer, as another one may have merged what is moved. Two of one size are not taken for each other,
+    unless they may be `exchanged`."""
     here = ours.array(number)
     if here is None:
         return True
@@ -252,10 +253,21 @@ def _is_in_order(ours: Values, theirs: Values, number: int) -> bool:
         if there is None or here.size != there.size:
             continue
         few, many = (there, here) if there.ndim <= here.ndim else (here, there)
-        axes = permutations(range(few.ndim)) if few.ndim <= _AXES else [range(few.ndim)]
-        if any(_close(many, few.transpose([*each]).reshape(many.shape)) for each in axes):
+        orders = permutations(range(few.ndim)) if few.ndim <= _AXES else [(*range(few.ndim),)]
+        moved = (few.transpose(axes) for axes in orders if exchanged or not _exchanges(axes, few.shape))
+        if any(_splits(array, many) and _close(many, array.reshape(many.shape)) for array in moved):
             return True
     return False
+
+
+def _exchanges(axes: Sequence[int], shape: Sequence[int]) -> bool:
+    """Whether an order of axes exchanges two of one size, as a transpose of an image does."""
+    return any(shape[a] == shape[b] and a > b for a, b in combinations(axes, 2))
+
+
+def _splits(few: np.ndarray, many: np.ndarray) -> bool:
+    """Whether the axes of one array are those of another one, merged."""
+    return {*np.cumprod(few.shape)} <= {*np.cumprod(many.shape)}
 
 
 def _order(ours: Values, theirs: Values, i: int, j: int) -> str:

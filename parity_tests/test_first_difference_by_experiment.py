@@ -782,25 +782,6 @@ def test_a_factor_is_told_where_it_comes_in_and_not_by_its_square():
     assert found.confirmed
 
 
-def test_what_holds_for_the_next_lines_alone_is_no_more_than_likely():
-    """Without its first layer, ours goes on as the second one of theirs does; but theirs has both."""
-
-    def layer(p, name, h):
-        return h + jnp.tanh(h @ p[name].T) * jnp.sin(h)
-
-    def layer_there(part, h):
-        return h + torch.tanh(part(h)) * torch.sin(h)
-
-    found = part(
-        lambda p, x: jnp.cos(layer(p, "up", layer(p, "down", x)) @ p["last"].T),
-        lambda m, x: torch.cos(m.last(layer_there(m.down, layer_there(m.up, x)))),
-        names=("up", "down", "last"),
-        backward=False,
-    )
-    assert found
-    assert not (found.sure and found.confirmed and "without it" in (found.kind or ""))
-
-
 def test_masks_that_hide_nothing_in_common_differ_everywhere():
     scores, hidden = numbers(5, 5, seed=2), np.arange(5) < 4
     assert masked_apart(*(np.where(mask, -np.inf, scores) for mask in (hidden, ~hidden))).all()

@@ -189,4 +189,4 @@ def test_a_number_that_one_side_holds_in_float32_is_no_difference(here, there):
     assert not found
     assert found.narrow
     wrong = first_difference(lambda p, x: 1.00001 * here(x @ p["up"].T), theirs, {"up": "up.weight"}, [numbers(3, 6)])
-    assert wrong
+    assert "1.00001" in wrong.kind

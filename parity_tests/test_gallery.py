@@ -31,7 +31,7 @@ def find(own_folder, capsys):
 
 
 @pytest.mark.parametrize("name", TEXTS)
-def test_the_line_of_the_bug_is_named_for_sure(name, find):
+def test_the_line_of_the_bug_is_named_and_trusted(name, find):
     bug, *more = BUG.finditer(TEXTS[name])
     line = TEXTS[name].count("\n", 0, bug.end()) + 1
     status, said = find(name, TEXTS[name], "--json")

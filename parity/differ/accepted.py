@@ -1,4 +1,4 @@
-"""Differences that somebody accepts: theirs goes on with the numbers of ours from there, and the search behind them."""
+"""Differences that somebody accepts, or float32 explains: a side goes on with the numbers of the other from there."""
 
 import math
 import re
@@ -89,12 +89,10 @@ class Accepted:
         found: dict[int, float] = {}
         for i in constants:
             row = ours.rows[i]
-            narrow = (
-                row.operation == "convert_element_type" and math.prod(row.shape) == 1 and row.largest not in self.digits
-            )
-            if narrow and float(np.float32(row.largest)) == row.largest:
-                x = np.asarray(row.largest)
-                full = [y for y in written if _rounds_alike(np.asarray(y), x)]
+            if row.operation != "convert_element_type" or math.prod(row.shape) != 1 or row.largest in self.digits:
+                continue
+            if float(np.float32(row.largest)) == row.largest:
+                full = [y for y in written if _rounds_alike(np.asarray(y), np.asarray(row.largest))]
                 found |= {i: full[0]} if full else {}
         return found
 

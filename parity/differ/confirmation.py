@@ -7,7 +7,7 @@ where a function is called in each layer, and the difference is that one.
 
 import math
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -24,8 +24,8 @@ _MOST = 1 << 26
 
 
 class Change(NamedTuple):
-    """What comes in the place of a value, and which values or numbers in the place of its twins, which the same lines
-    make."""
+    """What comes in the place of a value, and which values or numbers in the place of others, such as its twins, which
+    the same lines make."""
 
     number: int
     array: np.ndarray
@@ -65,6 +65,18 @@ def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple
     return Mended.ALL if all(again) else Mended.ONE_SIDE if any(again) else Mended.NOT_ALL
 
 
+def most_mended(
+    sides: tuple[Values, Values], changes: Iterable[Change], place: tuple[Start | None, Start | None]
+) -> Mended:
+    """The most that one of these changes of ours mends."""
+    most = Mended.NOT_ALL
+    for change in changes:
+        most = max(most, mended(sides, 0, change, place))
+        if most is Mended.ALL:
+            break
+    return most
+
+
 def _is_again(before: Start | None, after: Start | None) -> bool:
     """Whether a start is another one on the same line, called in the same way."""
     if before is None or after is None:
@@ -92,6 +104,8 @@ def _run_on(values: Values, change: Change) -> Values | Mended:
     if sum(math.prod(rows[i].shape) for i in read) > _MOST or any(rows[k].again is None for k in after):
         return Mended.UNKNOWN
     values.want(read)
+    if not read - given <= values.arrays.keys():
+        return Mended.UNKNOWN  # of a side that was recorded, the larger ones are not there
     changed: dict[int, Any] = {change.number: change.array}
     try:
         twins = {k: values.arrays[i] if isinstance(i, int) else i for k, i in change.twins.items()}

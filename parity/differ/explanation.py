@@ -148,11 +148,13 @@ class _Parting:
             said = f"{origin.said}: perhaps two weights are"
             places = self.sides[0].made(i), self.sides[1].made(j)
             return Difference(self.stage, *places, (), said, False, False, **self.about)
-        proven = True
         if wrong is None and readable and forward:
-            wrong, proven = other_weights(first, second, self.held_by)
+            other, mends = other_weights(first, second, self.held_by)
+            wrong = other if mends or not what else None
+            by_numbers = by_numbers if wrong is None else mends
+        else:
+            by_numbers = by_numbers or bool(wrong)
         lines = self._at_the_lines(wrong, code, what, by_numbers, hidden, origin)
-        lines = replace(lines, sure=lines.sure and (proven or not wrong))
         return lines if lines.sure or not found else replace(found, kind=None)
 
     def _origin(self) -> Origin:
@@ -160,7 +162,8 @@ class _Parting:
             return Origin(None, False)
         origin = origin_of_order(self.first, self.second)
         if self.stage == "forward" and not (origin.inherited and origin.checked):
-            origin = lost_order(self.first, self.second) or origin
+            lost = lost_order(self.first, self.second)
+            origin = lost if lost and (lost.inherited or not origin.inherited) else origin
         routed = origin.inherited is not None and any(map(is_routed, self.sides, origin.inherited))
         return reordered_choice(*self.sides, origin.inherited[0]) if origin.inherited and routed else origin
 
@@ -206,14 +209,14 @@ class _Parting:
         places, sure = _places(first, second), self.together and (bool(what) or are_counterparts(first, second))
         # On the way back nothing is run on, so that no more is known.
         checked, sure = origin.checked and (bool(what) or stage == "forward"), sure and not origin.lost
-        proven = wrong or by_numbers
-        if sure and not proven and stage == "forward" and first.row.again and second.row.again:
+        sure = sure and (by_numbers or not wrong)
+        if sure and not by_numbers and stage == "forward" and first.row.again and second.row.again:
             # A formula may be arranged in another way until some line: nothing behind that line may be wrong.
             sure, mended = False, repaired(first, second)
             if mended is not None and not is_routed(self.sides[0], mended[0]):
                 sites = self.sides[0].site(mended[0]), self.sides[1].site(mended[1])
-                sure = not first.constants and sites[0].line == places[0].line and mended[2] > Mended.NOT_ALL
-                sure = mended[2] > Mended.NOT_ALL if what else sure
+                here = what or (not first.constants and sites[0].line == places[0].line)
+                sure = bool(here) and mended[2] > Mended.NOT_ALL
                 checked = checked and mended[2] is Mended.ALL
                 places = sites if len(self.starts[0]) == 1 and not what else places
         adds = ["add" in side.row.operation for side in (first, second) if stage == "backward" and not what]

@@ -164,7 +164,7 @@ class _Run:
         if self._widen is not None and eqn.primitive.name == "convert_element_type" and place[:2] in self._widen:
             make, arrays = _made, list(map(_wide, arrays))
         made = make(eqn, arrays)
-        if self._digits and eqn.primitive.name == "convert_element_type" and np.size(made[0]) == 1:
+        if self._digits and eqn.primitive.name == "convert_element_type":
             made = [self._in_full(made[0], ins)]
         literals = [known.array if known.number is None else None for known in ins]
         written = (x for x in literals if x is not None and np.size(x) == 1 and np.isrealobj(x))
@@ -197,10 +197,12 @@ class _Run:
 
     def _in_full(self, array: Any, ins: Sequence[Known]) -> Any:
         """A constant with the digits that it had before it was rounded to float32, where these are known."""
-        number, size = ins[0].number, abs(float(np.asarray(array).reshape(())))
-        if size not in self._digits or (number is not None and self.values.rows[number].data):
+        number = ins[0].number
+        if np.size(array) != 1 or not np.isrealobj(array) or (number is not None and self.values.rows[number].data):
             return array
-        return np.full(np.shape(array), math.copysign(self._digits[size], np.asarray(array).item()))
+        held = np.asarray(array).item()
+        full = self._digits.get(abs(held))
+        return array if full is None else np.full(np.shape(array), math.copysign(full, held))
 
     def _forward_of(self, eqn: JaxprEqn, place: Place, inputs: Collection[int]) -> int | None:
         """The value whose derivative this is. A line that runs for one layer after another has several: those that the

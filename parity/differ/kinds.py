@@ -1,6 +1,6 @@
 """Names what kind of difference it is, from the numbers of the values around the place where two sides part.
 
-Each finder looks for one kind and says a sentence only where the numbers prove it; else it says nothing.
+Each finder looks for one kind and says a sentence where the numbers show it. Two of them prove less, and are confirmed.
 """
 
 import math
@@ -162,7 +162,7 @@ def _masks(side: Start, near: Sequence[int]) -> list[np.ndarray]:
     return [array for array in arrays if array is not None and _masked(array).any()]
 
 
-def _mends_all(ours: Start, theirs: Start, number: int, factor: float) -> bool:
+def _may_mend_all(ours: Start, theirs: Start, number: int, factor: float) -> bool:
     """Whether ours, with a factor taken out, goes on as theirs does: of two values that are multiplied, each side may
     scale another one, and what a norm squares has the square of the factor."""
     array = ours.values.array(number)
@@ -190,7 +190,7 @@ def _factor(ours: Start, theirs: Start) -> str | None:
     if not begins or abs(found[-1] - 1) <= BAR:
         return None
     values, forward = ours.values, not ours.row.backward
-    if forward and values.readers(last) and not _mends_all(ours, theirs, last, found[-1]):
+    if forward and values.readers(last) and not _may_mend_all(ours, theirs, last, found[-1]):
         return None
     # On the way back one such pair may be chance, as where one side writes a square and the other a product.
     # So may a sign be, as where one side writes x - y and the other y - x.

@@ -8,7 +8,7 @@ from typing import NamedTuple
 import numpy as np
 
 from parity.differ.alignment import Start
-from parity.differ.confirmation import Change, Mended, mended
+from parity.differ.confirmation import Change, Mended, most_mended
 from parity.differ.element_order import (
     NEARLY,
     distance,
@@ -27,7 +27,7 @@ from parity.differ.values import Values
 _STEPS = 50
 """Values to go back or on, at most."""
 _FAR = 400
-"""Values that are computed anew, at most, to see whether an order matters."""
+"""Values, at most, that are computed anew to see whether an order matters, or are looked at on the way back."""
 _WANTED = 40
 """Values, at most, for which a side runs again at once."""
 _TRIED = 24
@@ -36,6 +36,8 @@ _SMALL = 1 << 14
 """Elements, at most, of a value that is tried in all orders of its axes."""
 _FEW = 4
 """Orders of axes of each of several arrays."""
+_LARGEST = 1 << 22
+"""Elements; the order of a larger value is not looked at."""
 _CONFIRMED = 4
 """Orders, at most, with which a side is run to the end."""
 _AXES = 5
@@ -54,7 +56,7 @@ class Origin(NamedTuple):
     """Whether at least one input was compared element by element, and no weights may be meant by what is exchanged."""
     said: str = ""
     mends: Mended = Mended.ALL
-    """What the order of theirs mends there; all that is known, where nothing can be run on."""
+    """What the order of theirs mends there; ALL where nothing can be run on."""
     lost: bool = False
     """Whether ours goes on as theirs does with an input in the order of theirs, and nobody knows where it was lost."""
 
@@ -83,7 +85,7 @@ def origin_of_order(first: Start, second: Start) -> Origin:
 
 def lost_order(first: Start, second: Start) -> Origin | None:
     """Where ours came into an order in which the operations that follow do not give what theirs give, and would in
-    theirs; None where order is not what parts them.
+    theirs; `lost` where that is known and not the place; None where order is not what parts them.
 
     What both read is put into the order of theirs, axis by axis, and ours goes on from there: where it then computes a
     value of theirs that it did not, the order was wrong. What merges and splits axes, as a layout of heads or of
@@ -123,16 +125,18 @@ def _mends(first: Start, second: Start, moved: int, number: int, candidates: Seq
     changes = [Change(number, array, {}) for array in candidates]
     line = ours.rows[moved].place[:2], ours.rows[moved].operation
     alike = [k for k in ours.equal if (ours.rows[k].place[:2], ours.rows[k].operation) == line]
-    if len(alike) > 1:  # keys and values, say
+    if 1 < len(alike) <= _WANTED:  # keys and values, say
+        ours.want(alike)
+        theirs.want(ours.equals(alike))
         arrays = [(ours.array(k), [theirs.array(j) for j in ours.equal[k]]) for k in alike]
-        moved_to = [
-            [x for y in there if y is not None for x in with_axes_as(here, y)]
-            for here, there in arrays
-            if here is not None
-        ]
-        together = islice(zip(*moved_to, strict=False), _CONFIRMED)
+        known = [[each for y in there for each in _in_axes_of(x, y)] for x, there in arrays]
+        together = islice(zip(*known, strict=False), _CONFIRMED)
         changes += [Change(alike[0], one, dict(zip(alike[1:], more, strict=True))) for one, *more in together]
-    return max((mended((ours, theirs), 0, change, (first, second)) for change in changes), default=Mended.NOT_ALL)
+    return most_mended((ours, theirs), changes, (first, second))
+
+
+def _in_axes_of(here: np.ndarray | None, there: np.ndarray | None) -> list[np.ndarray]:
+    return [] if here is None or there is None else with_axes_as(here, there)
 
 
 def _mending(ours: Values, theirs: Values, i: int, j: int) -> list[np.ndarray]:
@@ -203,9 +207,11 @@ def _is_near(here: np.ndarray, there: np.ndarray) -> bool:
 def _first_move(ours: Values, theirs: Values, number: int) -> int:
     """The operation that put numbers into another order: the last one before a value whose inputs are in theirs; of a
     transpose and a reshape that belong together, the transpose."""
-    _want_behind(ours, theirs, number)
     for _ in range(_FAR):
-        mixed = next((i for i in _met_behind(ours, number) if not _is_in_order(ours, theirs, i)), None)
+        met = _met_behind(ours, number)[:_WANTED]
+        ours.want(met)
+        theirs.want(ours.equals(met))
+        mixed = next((i for i in met if not _is_in_order(ours, theirs, i)), None)
         if mixed is None:
             break
         number = mixed
@@ -217,7 +223,7 @@ def _met_behind(values: Values, number: int) -> list[int]:
     """The values with an equal that a value was made of, directly or through such as have none."""
     found = [number]
     for i in found:
-        follows = i == number or i not in values.equal
+        follows = (i == number or i not in values.equal) and len(found) < _FAR
         found += [k for k in values.rows[i].inputs if follows and _tells(values, k) and k not in found]
     return [i for i in found[1:] if i in values.equal]
 
@@ -228,23 +234,12 @@ def _tells(values: Values, number: int) -> bool:
     return not is_whole(row.dtype) and (row.data or row.features is not None)
 
 
-def _want_behind(ours: Values, theirs: Values, number: int) -> None:
-    """Sees to it, in one run of each side, that the numbers are there of what a value was made of, near ones first."""
-    found = [number]
-    for i in found:
-        more = [k for k in ours.rows[i].inputs if _tells(ours, k) and k not in found]
-        found += more if len(found) < _FAR else []
-    known = [i for i in found if i in ours.equal]
-    ours.want(known)
-    theirs.want(ours.equals(known))
-
-
 def _is_in_order(ours: Values, theirs: Values, number: int, *, exchanged: bool = False) -> bool:
     """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes: those of the
     side that has fewer, as another one may have merged what is moved. Two of one size are not taken for each other,
     unless they may be `exchanged`."""
     here = ours.array(number)
-    if here is None:
+    if here is None or here.size > _LARGEST:
         return True
     here = without_copies(here).squeeze()
     for j in ours.equal[number]:
@@ -298,7 +293,7 @@ def _walk(first: Start, second: Start, i: int, j: int, state: str) -> Origin:
     while len(met) < _STEPS and (before := _mixed_before(ours, theirs, *met[-1], state)):
         met.append(before)
     # One table may be read beside another that is in a wrong order, too; a side that was recorded cannot run again.
-    sorts = ours.rows[i].data and not ours.rows[i].backward and ours.again is not None
+    sorts = ours.rows[i].data and not first.row.backward and not ours.rows[i].backward and ours.again is not None
     i, j = met[-1]
     number, orders = i, _mending(ours, theirs, i, j) if sorts else []
     if sorts and not orders:
@@ -312,8 +307,9 @@ def _walk(first: Start, second: Start, i: int, j: int, state: str) -> Origin:
         sorts = sorts and ours.parameter(i) is None
         mends = _mends(first, second, i, number, orders) if sorts else Mended.ALL
         # Of what is joined, one part may have its axes exchanged, which is no other order on its own.
-        i = i if mends is Mended.ALL and ours.rows[i].operation != "concatenate" else _first_move(ours, theirs, i)
-        mends = _mends(first, second, i, number, orders) if sorts else Mended.ALL
+        if mends is not Mended.ALL or ours.rows[i].operation == "concatenate":
+            i = _first_move(ours, theirs, i)
+            mends = _mends(first, second, i, number, orders) if sorts else Mended.ALL
         return Origin((i, j), True, swapped_blocks(here, there) or "", mends)
     axes, checked = exchanged_axes(here, there), False
     if len(ours.rows[i].inputs) == 1 and ours.parameter(i) is None:

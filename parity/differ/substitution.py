@@ -245,7 +245,7 @@ class Finding(NamedTuple):
     theirs: Site
     sure: bool
     confirmed: bool = False
-    """Whether it mends all that differs, as far as that is known."""
+    """Whether it mends all that differs."""
 
 
 def experiment(

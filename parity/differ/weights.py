@@ -1,13 +1,13 @@
 """Whether weights are at fault: numbers that are not what the weight map says, or a place that reads another weight."""
 
 from collections.abc import Mapping, Sequence
-from itertools import product
+from itertools import islice, product
 
 import numpy as np
 
 from parity.differ.alignment import PRODUCT, Start
 from parity.differ.answer import Difference
-from parity.differ.confirmation import Change, Mended, mended
+from parity.differ.confirmation import Change, Mended, most_mended
 from parity.differ.element_order import error_of, layouts
 from parity.differ.fingerprints import BAR, fingerprint
 from parity.differ.values import Values
@@ -15,6 +15,8 @@ from parity.gates.projection import double
 from parity.gates.pytrees import Tensors
 
 _STEPS = 12
+_ORDERS = 4
+"""Orders of the axes of a weight, at most, with which a side is run to its end."""
 
 Held = Mapping[str, Sequence[tuple[str, int | None]]]
 """Name of the module's weight -> (path of ours that holds it, its row where layers are stacked)."""
@@ -110,9 +112,9 @@ def _mends(first: Start, second: Start, i: int, j: int) -> bool:
     if mine is None or their is None or ours.again is None or first.row.backward:
         return True
     exchanged = {k: mine for k in theirs.equal.get(j, ()) if ours.rows[k].shape == ours.rows[i].shape}
-    changes = [Change(i, array, twins) for array in layouts(mine, their) for twins in ({}, exchanged)]
-    found = (mended((ours, theirs), 0, change, (first, second)) for change in changes)
-    return any(mends > Mended.NOT_ALL for mends in found)
+    orders = islice(layouts(mine, their), _ORDERS)
+    changes = (Change(i, array, twins) for array in orders for twins in (({}, exchanged) if exchanged else ({},)))
+    return most_mended((ours, theirs), changes, (first, second)) > Mended.NOT_ALL
 
 
 def _would_agree(first: Start, i: int, second: Start, weight: np.ndarray | None, *, transposed: bool = False) -> bool:

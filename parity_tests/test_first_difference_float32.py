@@ -168,20 +168,22 @@ LOG = jnp.log(2 * jnp.pi)
 """A number of a module, which is rounded to float32 when that is imported."""
 
 
+def root():
+    return torch.sqrt(torch.tensor(6, dtype=torch.float) * 3)
+
+
 @pytest.mark.parametrize(
     "here, there",
     [
         (lambda h: h**2 + LOG, lambda h: 2 * (h**2 / 2 + 0.5 * math.log(2 * math.pi))),
+        (lambda h: jnp.sin(h / math.sqrt(18)), lambda h: (h / root()).sin()),
+        (lambda h: jnp.sin(h * (1 / math.sqrt(18))), lambda h: (h / root()).sin()),
         (
-            lambda h: jnp.sin(h / math.sqrt(18)),
-            lambda h: (h / torch.sqrt(torch.tensor(6, dtype=torch.float) * 3)).sin(),
-        ),
-        (
-            lambda h: jnp.sin(h * (1 / math.sqrt(18))),
-            lambda h: (h / torch.sqrt(torch.tensor(6, dtype=torch.float) * 3)).sin(),
+            lambda h: jnp.cos(jnp.sin(h / math.sqrt(18)) / math.sqrt(18)),
+            lambda h: ((h / root().to(h.dtype)).sin() / root().to(h.dtype)).cos(),
         ),
     ],
-    ids=["ours", "theirs", "theirs, its inverse"],
+    ids=["ours", "theirs", "theirs, its inverse", "theirs, converted twice"],
 )
 def test_a_number_that_one_side_holds_in_float32_is_no_difference(here, there):
     theirs = Module(lambda m, x: there(m.up(x)), up=lambda: nn.Linear(6, 6, bias=False))

@@ -65,7 +65,7 @@ class Accepted:
                 near[j] = index.equals(row.features, 1e-4)
             elif math.prod(row.shape) == 1 and (there := theirs.array(j)) is not None:
                 equal = [x for x in numbers if _rounds_alike(np.asarray(x), np.abs(there))]
-                if equal:
+                if equal and not _is_converted(theirs, j):
                     found[j] = np.full(there.shape, math.copysign(equal[0], there.item()))
         theirs.want(near)
         ours.want(i for numbers in near.values() for i in numbers)
@@ -119,6 +119,12 @@ class Accepted:
                 del self.put[j]
         self.passed[line] = f"{line} ({item}), behind which the two sides do not come together: the search ends here"
         return False
+
+
+def _is_converted(values: Values, number: int) -> bool:
+    """Whether a program converts what it makes of a constant; given more digits it would not, and all is renumbered."""
+    made = [k for k in values.readers(number) if not values.rows[k].data]
+    return any(values.rows[k].operation == "aten._to_copy" or _is_converted(values, k) for k in made)
 
 
 def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:

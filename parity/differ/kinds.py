@@ -21,20 +21,20 @@ from parity.differ.values import Value, Values
 
 def kind(ours: Start, theirs: Start) -> tuple[str | None, bool]:
     """One sentence about the difference, and whether the numbers prove it alone; None where there is none."""
-    finders = {
-        _lowered: True,
-        _constants_added: True,
-        activation: True,
-        _factor: True,
-        _zeros_for_mask: True,
-        _mask_of_one: False,
-        _mask: True,
-        _zero_rows: True,
-        _literals: False,
-    }
-    for finder, proves in finders.items():
+    finders = (
+        _lowered,
+        _constants_added,
+        activation,
+        _factor,
+        _zeros_for_mask,
+        _mask_of_one,
+        _mask,
+        _zero_rows,
+        _literals,
+    )
+    for finder in finders:
         if (said := finder(ours, theirs)) is not None:
-            return said, proves
+            return said, finder not in (_mask_of_one, _literals)
     return None, False
 
 

@@ -130,8 +130,9 @@ class Sides:
             return self.arrays(backward), inputs
 
         hand_back()
-        about: Any = {"widen": self.widen, "digits": self.accepted.digits, "sketched": self.sketched}
-        values = values_of_jax(both, arguments, labels, keep=keep, **about)
+        values = values_of_jax(
+            both, arguments, labels, keep=keep, widen=self.widen, digits=self.accepted.digits, sketched=self.sketched
+        )
         values.again = lambda keep: self.run_ours(backward, keep)
         return self._noted(values)
 

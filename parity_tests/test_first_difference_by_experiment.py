@@ -137,6 +137,31 @@ def masked(p, x, h):
     return jnp.tanh(h * mask)
 
 
+def parts_exchanged(h):
+    y = jnp.tanh(h)
+    b, a = y[:, :3], y[:, 3:]
+    return jnp.concatenate([long_product(a, b, jnp), y[:, 3:]], -1)
+
+
+def in_parts_there(h):
+    a, b = torch.tanh(h).chunk(2, -1)
+    return torch.cat([long_product(a, b, torch), b], -1)
+
+
+def once(inner, h):
+    return inner(h * 2)
+
+
+def again(inner, h):
+    return inner(h - 1)
+
+
+def long_product(a, b, numpy):
+    for _ in range(5):
+        a = numpy.tanh(a * 1.1 - b)
+    return a
+
+
 CASES = {
     "an activation more": (lambda p, x, h: jnp.exp(h), same, "ours applies exp here, theirs goes on as without it"),
     "an activation less": (same, lambda m, x, h: F.softplus(h), "theirs applies softplus here, ours goes on as"),
@@ -212,6 +237,21 @@ CASES = {
         masked,
         lambda m, x, h: torch.tanh(h * (torch.tensor(LABELS) != -1)),
         "ours reads `mask = jnp.asarray(LABELS) > 0` where theirs reads",
+    ),
+    "another slope": (
+        lambda p, x, h: jnp.where(h > 0, h, 0.3 * h),
+        lambda m, x, h: F.leaky_relu(h, 0.2),
+        "another activation: leaky ReLU (0.3) in ours, leaky ReLU (0.2) in theirs",
+    ),
+    "two parts that are exchanged, in a function that two others call": (
+        lambda p, x, h: once(parts_exchanged, h) + again(parts_exchanged, h),
+        lambda m, x, h: once(in_parts_there, h) + again(in_parts_there, h),
+        "two parts of `y = jnp.tanh(h)` (",
+    ),
+    "two results that are exchanged": (
+        lambda p, x, h: long_product(h, jnp.tanh(x), jnp),
+        lambda m, x, h: long_product(torch.tanh(x), h, torch),
+        "ours takes `h = x @ p[\"up\"].T` (",
     ),
     "the other sign": (
         lambda p, x, h: jnp.exp(x - h) * h,
@@ -785,9 +825,11 @@ def test_a_factor_is_told_where_it_comes_in_and_not_by_its_square():
     assert found.confirmed
 
 
-def test_masks_that_hide_nothing_in_common_differ_everywhere():
-    scores, hidden = numbers(5, 5, seed=2), np.arange(5) < 4
-    assert masked_apart(*(np.where(mask, -np.inf, scores) for mask in (hidden, ~hidden))).all()
+@pytest.mark.parametrize("merged", [(4, 2, 5, 5), (8, 5, 5)], ids=["as ours", "batch and heads merged"])
+def test_masks_that_hide_nothing_in_common_differ_everywhere(merged):
+    scores, hidden = numbers(4, 2, 5, 5, seed=2), np.arange(5) < np.array([4, 5, 2, 3])[:, None, None, None]
+    mine, their = (np.where(mask, -np.inf, scores) for mask in (hidden, ~hidden))
+    assert masked_apart(mine, their.reshape(merged)).all()
 
 
 def test_whole_numbers_are_no_activation():

@@ -406,6 +406,40 @@ def test_code_that_reads_the_weight_of_another_layer_is_no_difference_of_weights
     assert found.theirs.module == "layers.2"
 
 
+@pytest.mark.parametrize("name", ["layers.{layer}.0", "up.{layer}"])
+@pytest.mark.parametrize("order", [(2, 1, 0), (1, 0, 2)])
+def test_layers_in_another_order_are_said_to_be(order, name):
+    """Of one list of layers, or of one list for each of their parts."""
+
+    def layers(self):
+        return self.layers if "layers" in name else zip(self.up, self.down, strict=True)
+
+    def forward(self, x):
+        for up, down in layers(self):
+            x = x + down(torch.tanh(up(x)))
+        return x
+
+    def layer(x, each):
+        hidden = jnp.tanh(affine({"kernel": each["up"], "bias": each["bias"]}, x))
+        return x + affine({"kernel": each["down"], "bias": each["after"]}, hidden), None
+
+    def ours(p, x):
+        return jax.lax.scan(layer, x, jax.tree.map(lambda leaf: leaf[jnp.array(order)], p))[0]
+
+    def apart():
+        return nn.ModuleList(linear(4) for _ in range(3))
+
+    whole = {"layers": lambda: nn.ModuleList(nn.ModuleList(linear(4) for _ in range(2)) for _ in range(3))}
+    theirs = Module(forward, **(whole if "layers" in name else {"up": apart, "down": apart}))
+    other = name.replace("up", "down").replace("}.0", "}.1")
+    weights = {"up": (f"{name}.weight", "o i -> i o"), "bias": f"{name}.bias"}
+    weights |= {"down": (f"{other}.weight", "o i -> i o"), "after": f"{other}.bias"}
+    found = asked(ours, theirs, weights)
+    assert (found.stage, found.sure) == ("forward", True)
+    before = name.partition("{")[0]
+    assert found.kind == f"ours takes the layers in another order: {before}{order[0]} where theirs takes {before}0"
+
+
 def test_scaling_at_another_place_is_not_what_is_wrong_with_scores():
     """PyTorch scales queries and keys by a root each."""
 

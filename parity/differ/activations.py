@@ -1,7 +1,8 @@
 """Whether both sides apply a known function to the same value, and not the same one."""
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from itertools import product
 
 import numpy as np
@@ -11,14 +12,15 @@ from parity.differ.fingerprints import fingerprint, finite
 from parity.differ.values import Values
 
 
-def _known_functions() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
+def _known_functions(slopes: Iterable[float]) -> dict[str, Callable[[np.ndarray], np.ndarray]]:
     erf = np.vectorize(math.erf, otypes=[float])
 
     def sigmoid(x: np.ndarray) -> np.ndarray:
         result: np.ndarray = 1 / (1 + np.exp(-x))
         return result
 
-    return {
+    leaky = {f"leaky ReLU ({slope:g})": partial(_leaky, slope) for slope in slopes}
+    return leaky | {
         "ReLU": lambda x: np.maximum(x, 0),
         "GELU (erf)": lambda x: 0.5 * x * (1 + erf(x / math.sqrt(2))),
         "GELU (tanh)": lambda x: 0.5 * x * (1 + np.tanh(math.sqrt(2 / math.pi) * (x + 0.044715 * x**3))),
@@ -28,9 +30,12 @@ def _known_functions() -> dict[str, Callable[[np.ndarray], np.ndarray]]:
         "tanh": np.tanh,
         "softplus": lambda x: np.logaddexp(x, 0),
         "ELU": lambda x: np.where(x > 0, x, np.expm1(np.minimum(x, 0))),
-        "leaky ReLU (0.01)": lambda x: np.where(x > 0, x, 0.01 * x),
         "the square of ReLU": lambda x: np.maximum(x, 0) ** 2,
     }
+
+
+def _leaky(slope: float, x: np.ndarray) -> np.ndarray:
+    return np.where(x > 0, x, slope * x)
 
 
 def activation(ours: Start, theirs: Start) -> str | None:
@@ -40,8 +45,10 @@ def activation(ours: Start, theirs: Start) -> str | None:
         if x is None or x.dtype.kind != "f" or not 8 <= x.size <= 1 << 20:
             continue
         x = finite(x)
+        numbers = {x for side in (ours, theirs) for k in side.near for x in side.values.rows[k].literals}
+        known_functions = _known_functions(sorted(slope for slope in {0.01, *numbers} if 0 < slope < 1))
         with np.errstate(all="ignore"):
-            applied = {name: fingerprint(f(x), depends_on_data=True)[0] for name, f in _known_functions().items()}
+            applied = {name: fingerprint(f(x), depends_on_data=True)[0] for name, f in known_functions.items()}
         known = []
         for side in (ours, theirs):
             index = side.values.index(side.near)

@@ -180,10 +180,10 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
     """Where the region of unmatched values before `outputs` begins, in the order of execution.
 
     An output counts as unmatched, since it was compared by name. Weights and inputs, and values that are zero but for
-    rounding, are no part of the region; nor is the forward pass, where that agrees and only the way `backward` is asked
-    for.
+    rounding, are no part of the region; nor is what is made of weights alone that the other side never reads, nor the
+    forward pass, where that agrees and only the way `backward` is asked for.
     """
-    forced = set(outputs)
+    forced, unread = set(outputs), _read_by_one_side(values)
     region, todo = set(), list(forced)
     while todo:
         i = todo.pop()
@@ -194,6 +194,7 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
             or is_whole(row.dtype)
             or row.noise
             or values.leaf(i) is not None
+            or i in unread
             or (backward and not row.backward)
         )
         if i not in region and (i in forced or not agrees):
@@ -209,6 +210,17 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
             after.add(i)
         if tells and not follows:
             found.append(Start(values, i, _agreed(values, i, region), _constants(values, i, region)))
+    return found
+
+
+def _read_by_one_side(values: Values) -> set[int]:
+    """The weights that this side alone reads, and what is made of them and of single numbers alone."""
+    found = set[int]()
+    for i, row in enumerate(values.rows):
+        before = [k for k in row.inputs if values.rows[k].data or math.prod(values.rows[k].shape) > 1]
+        alone = found.issuperset(before) if before else row.kind == "parameter"
+        if alone and row.data and i not in values.equal:
+            found.add(i)
     return found
 
 

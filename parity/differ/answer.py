@@ -57,6 +57,8 @@ class Difference:
     """Outputs that only one side has, or that are no arrays: they were not compared."""
     trained_alone: tuple[str, ...] = ()
     """Parameters that theirs does not train (`requires_grad` is False), and that have a gradient in ours."""
+    unread: tuple[str, ...] = ()
+    """Weights that theirs computes the outputs with, and ours does not."""
     narrow: tuple[Site, ...] = ()
     """Where a side computes in fewer digits than those of float64, whatever it is given: it was made to use float64."""
     rounded: tuple[str, ...] = ()
@@ -98,11 +100,14 @@ class Difference:
     def notes(self) -> list[str]:
         """What is no difference of what was compared, and has to be known beside it."""
         lines = dict.fromkeys(f"{short(site.file)}:{site.line}" for site in self.narrow if site.file)
-        places = [*lines][:_MOST] + ([f"{len(lines) - _MOST} more"] if len(lines) > _MOST else [])
+        places, unread = (
+            [*names][:_MOST] + [f"{len(names) - _MOST} more"] * (len(names) > _MOST) for names in (lines, self.unread)
+        )
         said: dict[str, Sequence[str]] = {
             "ignored": self.ignored,
             "not compared": self.left_out,
             "trained in ours alone": self.trained_alone,
+            "read in theirs alone": unread,
             "made to compute in float64": places,
             "differs as it is": self.rounded[:_MOST],
             "positions": () if self else self.few_positions,

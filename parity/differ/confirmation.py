@@ -48,6 +48,18 @@ class Mended(IntEnum):
 
 def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple[Start | None, Start | None]) -> Mended:
     """What is mended if a side computes with a change, where the two sides part at a place."""
+    after = parted_after(sides, side, change)
+    if isinstance(after, Mended):
+        return after
+    again = [_is_again(*each) for each in zip(place, after, strict=True)]
+    if change.alone and not all(again):
+        return Mended.UNKNOWN  # with axes exchanged, what follows may have to be exchanged as well
+    return Mended.ALL if all(again) else Mended.ONE_SIDE if any(again) else Mended.NOT_ALL
+
+
+def parted_after(sides: tuple[Values, Values], side: int, change: Change) -> Mended | tuple[Start | None, Start | None]:
+    """Where the two sides part if one of them computes with a change; what it mends, where they do not, or where that
+    cannot be seen."""
     after = _run_on(sides[side], change)
     if not isinstance(after, Values):
         return after
@@ -58,11 +70,8 @@ def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple
     bad = [(i, j) for i, j in pairs if not _error(ours.arrays.get(i), theirs.arrays.get(j)) <= BAR]
     if not bad:
         return Mended.ALL
-    here, there, _ = paired(*starts_of_both((ours, theirs), ([i for i, _ in bad], [j for _, j in bad]), backward=False))
-    again = [_is_again(*each) for each in zip(place, (here, there), strict=True)]
-    if change.alone and not all(again):
-        return Mended.UNKNOWN  # with axes exchanged, what follows may have to be exchanged as well
-    return Mended.ALL if all(again) else Mended.ONE_SIDE if any(again) else Mended.NOT_ALL
+    bad_of_each = [i for i, _ in bad], [j for _, j in bad]
+    return paired(*starts_of_both((ours, theirs), bad_of_each, backward=False))[:2]
 
 
 def most_mended(
@@ -78,12 +87,12 @@ def most_mended(
 
 
 def _is_again(before: Start | None, after: Start | None) -> bool:
-    """Whether a start is another one on the same line, called in the same way."""
+    """Whether a start is a later one on the same line, called in the same way."""
     if before is None or after is None:
         return before is after
     rows = before.row, after.row
     told = [(row.place, row.operation, re.sub(r"\d+", "", row.module)) for row in rows]
-    return told[0] == told[1] and before.number != after.number
+    return told[0] == told[1] and before.number < after.number
 
 
 def _error(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:

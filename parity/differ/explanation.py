@@ -27,9 +27,9 @@ from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order, reordered_choice
 from parity.differ.row_sets import is_routed
-from parity.differ.substitution import WAYS, experiment, of_same_weight, repaired
+from parity.differ.substitution import WAYS, exchanged, experiment, of_same_weight, repaired
 from parity.differ.values import GRADIENT, Site, Value, Values
-from parity.differ.weights import Held, other_weights, read_by_both
+from parity.differ.weights import Held, other_layers, other_weights, read_by_both, unread_weights
 from parity.gates.measure import ParityError
 
 _POSITIONS = 500
@@ -99,6 +99,7 @@ def explain_stage(
             break
         bar /= 10
     accepted.starts = first, second
+    about["unread"] = unread_weights(ours, theirs, held_by) if stage == "forward" else ()
     if first is not None and second is not None:
         return _Parting(stage, sides, held_by, about, found, first, second, together, grown).explained()
     if stage == "forward" and (shown := experiment(sides, first, second, found)):
@@ -133,6 +134,8 @@ class _Parting:
             return self._in_other_order(*origin.inherited, origin)
         hidden = f"{first.row.operation} in JAX" in self.sides[0].opaque
         readable = self.together and not hidden
+        if readable and forward and (said := other_layers(first, second, self.held_by)):
+            return self._confirmed(self.sides[0].made(first.number), said)
         wrong, code = read_by_both(first, second, self.held_by) if readable else (None, False)
         if wrong and self.stage == "forward" and experiment(self.sides, first, second, self.starts, (of_same_weight,)):
             wrong = None  # it is what is multiplied by the weight that is another
@@ -154,8 +157,15 @@ class _Parting:
             by_numbers = by_numbers if wrong is None else mends
         else:
             by_numbers = by_numbers or bool(wrong)
+        if forward and not (wrong or what or hidden) and (shown := exchanged(first, second)):
+            return self._confirmed(*shown)
         lines = self._at_the_lines(wrong, code, what, by_numbers, hidden, origin)
         return lines if lines.sure or not found else replace(found, kind=None)
+
+    def _confirmed(self, place: Site, said: str) -> Difference:
+        """At a line of ours and where theirs begins, what mends all."""
+        agreed, theirs = _agreeing(self.first, self.second), self.sides[1].made(self.second.number)
+        return Difference(self.stage, place, theirs, agreed, said, True, True, **self.about)
 
     def _origin(self) -> Origin:
         if not self.together:

@@ -137,14 +137,15 @@ _MASKED_FOR = {
 
 
 def masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
-    """Which places only one of two arrays masks, in the layout in which the rest agrees; else as they are, or, of other
-    shapes, in that in which their masks agree most. None for other sizes."""
+    """Which places only one of two arrays masks, in the layout in which the rest agrees; else as they are, but for merged
+    axes before the last two, or, where these differ, in that in which their masks agree most. None for other sizes."""
     moved = in_our_layout(mine, their)
     if moved is None:
         return None
     seen = ~(_masked(mine) | _masked(moved))
     if not np.allclose(mine[seen], moved[seen], rtol=1e-6, atol=0):
-        orders = [their] if their.shape == mine.shape else layouts(mine, their)
+        as_it_is = mine.ndim > 1 and mine.shape[-2:] == their.shape[-2:]
+        orders = [their.reshape(mine.shape)] if as_it_is else layouts(mine, their)
         moved = min(orders, key=lambda array: (_masked(array) ^ _masked(mine)).sum())
     return _masked(moved) ^ _masked(mine)
 

@@ -9,14 +9,14 @@ import math
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property, partial
-from itertools import combinations, islice, product
+from itertools import combinations, islice, pairwise, product
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from parity.differ.alignment import REACH, Start, made_of, sizes_around, splits
 from parity.differ.answer import called
-from parity.differ.confirmation import Change, Mended, mended
+from parity.differ.confirmation import Change, Mended, mended, parted_after
 from parity.differ.element_order import distance, in_shape, layouts, with_axes_as, without_copies
 from parity.differ.fingerprints import BAR, Index, fingerprint
 from parity.differ.row_sets import is_whole
@@ -331,6 +331,48 @@ def _repairs(ours: Start, theirs: Start) -> Iterator[tuple[int, int, np.ndarray]
                 yield i, j, max(tried, key=lambda each: each[0][:2])[1]
 
 
+def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
+    """Two values that ours takes for each other, where it goes on as theirs does to the end if it does not."""
+    values, other = ours.values, theirs.values
+    pairs = ((i, j) for i, j in product(ours.agreed, theirs.agreed) if j not in values.equal.get(i, ()))
+    tried = ((i, k) for i, j in pairs for k in other.equal.get(j, ()) if values.rows[k].shape == values.rows[i].shape)
+    for i, k in islice(dict.fromkeys(tried), _CONFIRMED):
+        here, there = values.array(i), values.array(k)
+        if here is None or there is None or values.leaf(i) is not None:
+            continue
+        if _mends_wherever(ours, theirs, Change(i, there, {k: here})):
+            copies, its = _copied_from(values, i), _copied_from(values, k)
+            apart = next((n for n, before in pairwise(copies) if before in its), None)
+            if apart is not None:
+                return values.site(apart), f"two parts of {_told(values, values.rows[apart].inputs[-1])} are exchanged"
+            told = [_told(values, n) for n in (i, k)]
+            if told[0] == told[1]:
+                return values.site(i), f"two results of {told[0]} are exchanged, or what they are made of"
+            return values.made(ours.number), f"ours takes {told[0]} for {told[1]}, and the other way round"
+    return None
+
+
+def _copied_from(values: Values, number: int) -> list[int]:
+    """A value and those that it is a copy or a part of, the last one first."""
+    found = [number]
+    while values.copies(number):
+        number = values.rows[number].inputs[-1]
+        found.append(number)
+    return found
+
+
+def _mends_wherever(ours: Start, theirs: Start, change: Change) -> bool:
+    """Whether it mends all, together with an exchange wherever the two come to the same lines again."""
+    after = parted_after((ours.values, theirs.values), 0, change)
+    if isinstance(after, Mended):
+        return after is Mended.ALL
+    here, there = after
+    if here is None or there is None or here.number <= ours.number:
+        return False
+    again = [one.row.place[:2] == other.row.place[:2] for one, other in ((ours, here), (theirs, there))]
+    return all(again) and exchanged(here, there) is not None
+
+
 def _another_line(values: Values, i: int, k: int) -> bool:
     return values.rows[i].place[:2] != values.rows[k].place[:2]
 
@@ -610,8 +652,9 @@ def _told(values: Values, number: int, by: Value | None = None, sizes: Collectio
     """A value as an operand is called: a weight by its name, a number by itself, else by the line that computes it; on
     the line of what it is read `by`, by its operation and the weights in it."""
     row, leaf = values.rows[number], values.leaf(number)
-    if leaf is not None:
-        return "input " * (values.rows[leaf].kind == "input") + values.rows[leaf].name
+    given = values.rows[values.copied(number) if leaf is None else leaf]
+    if given.name:
+        return "input " * (given.kind == "input") + given.name
     if not row.data and math.prod(row.shape) == 1:
         array = values.array(number)
         return f"{row.largest:g}" if array is None else called(float(array.reshape(())), sizes)

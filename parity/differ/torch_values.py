@@ -34,6 +34,7 @@ _FUSED = """
     addmm native_layer_norm native_layer_norm_backward native_group_norm native_batch_norm
     _native_batch_norm_legit_no_training gelu gelu_backward silu silu_backward
     _log_softmax _softmax_backward_data _log_softmax_backward_data addcmul addcdiv
+    hardsigmoid hardsigmoid_backward smooth_l1_loss smooth_l1_loss_backward huber_loss huber_loss_backward
 """
 
 

@@ -1,5 +1,6 @@
 """Whether weights are at fault: numbers that are not what the weight map says, or a place that reads another weight."""
 
+import re
 from collections.abc import Mapping, Sequence
 from itertools import islice, product
 
@@ -7,7 +8,7 @@ import numpy as np
 
 from parity.differ.alignment import PRODUCT, Start
 from parity.differ.answer import Difference
-from parity.differ.confirmation import Change, Mended, most_mended
+from parity.differ.confirmation import Change, Mended, mended, most_mended
 from parity.differ.element_order import error_of, layouts
 from parity.differ.fingerprints import BAR, fingerprint
 from parity.differ.values import Values
@@ -133,6 +134,62 @@ def _would_agree(first: Start, i: int, second: Start, weight: np.ndarray | None,
             if features is not None and float(np.abs(features - target).max()) < BAR:
                 return True
     return False
+
+
+def unread_weights(ours: Values, theirs: Values, held_by: Held) -> tuple[str, ...]:
+    """The weights that theirs computes its outputs with, and ours does not; of those of a stack of layers, as far as
+    ours takes others of it as they are."""
+    here, there = ours.live(), theirs.live()
+    read = {ours.rows[i].name for i in here if ours.rows[i].kind == "parameter"}
+    weights = [j for j in sorted(there) if theirs.rows[j].kind == "parameter" and theirs.rows[j].features is not None]
+    alone = {theirs.rows[j].name for j in weights if j not in theirs.equal}
+    taken = {held for j in weights if j in theirs.equal for held, _ in held_by.get(theirs.rows[j].name, ())}
+    return tuple(
+        name
+        for name in (theirs.rows[j].name for j in weights)
+        if name in alone and all(path not in read or (row is not None and path in taken) for path, row in held_by[name])
+    )
+
+
+def other_layers(first: Start, second: Start, held_by: Held) -> str | None:
+    """Whether both read the same weight of two layers, and ours goes on as theirs does with these two exchanged in all
+    its weights, or with all layers turned round."""
+    ours, theirs = first.values, second.values
+    for i, j in product(first.agreed, second.agreed):
+        their = (theirs.parameter(j) if ours.parameter(i) else None) or ""
+        right = [name for k in ours.equal.get(i, ()) if (name := theirs.parameter(k))]
+        for name in right if their and their not in right else ():
+            found, wanted = re.split(r"(\d+)", name), re.split(r"(\d+)", their)
+            apart = [n for n, (a, b) in enumerate(zip(found, wanted, strict=False)) if a != b]
+            if len(found) != len(wanted) or len(apart) != 1 or apart[0] % 2 == 0:
+                continue
+            before, a, b = "".join(found[: apart[0]]), int(found[apart[0]]), int(wanted[apart[0]])
+            numbers = [int(at[1]) for each in held_by if (at := re.match(rf"{re.escape(before)}(\d+)", each))]
+            # The layers may be one list, or each of their parts a list of its own.
+            lists = re.escape(before), r"\D+" + r"\d+\D+" * (apart[0] // 2)
+            for begins, order in product(lists, ({a: b, b: a}, {n: max(numbers) - n for n in numbers})):
+                change = _with_layers(ours, held_by, begins, order) if order.get(a) == b else None
+                if change and mended((ours, theirs), 0, change, (first, second)) is Mended.ALL:
+                    return f"ours takes the layers in another order: {before}{a} where theirs takes {before}{b}"
+    return None
+
+
+def _with_layers(ours: Values, held_by: Held, begins: str, order: Mapping[int, int]) -> Change | None:
+    """Our parameters with the layers whose names begin so in another order; None where they are not of one shape."""
+    leaves = {row.name: i for i, row in enumerate(ours.rows) if row.kind == "parameter"}
+    changed: dict[int, np.ndarray] = {}
+    for name, held in held_by.items():
+        other = re.sub(rf"^({begins})(\d+)", lambda at: f"{at[1]}{order.get(int(at[2]), int(at[2]))}", name)
+        for (path, row), (its, its_row) in zip(held, held_by.get(other, ()), strict=False) if other != name else ():
+            mine, array = (ours.array(leaves[each]) if each in leaves else None for each in (path, its))
+            if mine is None or array is None:
+                continue
+            array = array if its_row is None else array[its_row]
+            whole = changed.setdefault(leaves[path], mine.copy())
+            if array.shape != (whole if row is None else whole[row]).shape:
+                return None
+            whole[... if row is None else row] = array
+    return Change(*changed.popitem(), changed) if changed else None
 
 
 def is_code(ours: Values, path: str, their: str, held_by: Held) -> bool:

@@ -21,6 +21,7 @@ from parity.differ.alignment import (
     starts_of_both,
 )
 from parity.differ.answer import Difference, Stage
+from parity.differ.conditioning import explained_by_rounding
 from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance, error_of
 from parity.differ.fingerprints import BAR
@@ -57,9 +58,10 @@ def explain_outputs(
             raise ParityError(f"output {key} has no finite number on either side; there is nothing to compare")
         errors[key] = error_of(here, there)
     errors = {key: error for key, error in errors.items() if not error <= accepted.bar}
-    if not errors:
-        return Difference("none", name=name, **counted(ours, theirs))
     said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
+    if not errors or explained_by_rounding((ours, theirs), errors):
+        rounded = tuple(f"{each} (as float64 rounds)" for each in said)
+        return Difference("none", name=name, rounded=rounded, **counted(ours, theirs))
     bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
     return explain_stage((ours, theirs), bad, "forward", errors, said, held_by, name, accepted)
 

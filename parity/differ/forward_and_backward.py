@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from parity.differ.answer import Difference
+from parity.differ.conditioning import explained_by_rounding
 from parity.differ.element_order import error_of
 from parity.differ.explanation import counted, explain_outputs, explain_stage, stopped_alone
 from parity.differ.traced_sides import Sides
@@ -46,6 +47,7 @@ def _located(sides: Sides, backward: bool, name: str, *, as_it_is: bool = False)
     for way in (_forward, _backward)[: 1 + backward]:
         while True:
             known, found = len(accepted.rounded), way(sides, name)
+            rounded += found.rounded
             if len(accepted.rounded) > known:
                 rounded = rounded or found.differing
             elif not (found and accepted.passes(found, sides.run_theirs)):
@@ -104,8 +106,13 @@ def _backward(sides: Sides, name: str) -> Difference:
                 stacked = value.operation == STACK and layer is not None and value.shape[:1] == (len(value.inputs),)
                 row = layer * len(value.inputs) // rows[path] if stacked and layer is not None else None
                 forced_ours.append(number if row is None else value.inputs[row])
-    if not errors:
-        return Difference("none", name=name, trained_alone=alone, **counted(ours, theirs))
+    names = {
+        GRADIENT + name: key for key in errors for name in (key, *(path for path, _ in sides.held_by.get(key, ())))
+    }
+    by_rounding = explained_by_rounding((ours, theirs), errors, names)
+    if not errors or by_rounding:
+        rounded = tuple(f"{each} (as float64 rounds)" for each in said)
+        return Difference("none", name=name, trained_alone=alone, rounded=rounded, **counted(ours, theirs))
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
     forced, differing = (forced_ours, forced_theirs), tuple(said)
     answer = explain_stage((ours, theirs), forced, "backward", errors, differing, sides.held_by, name, sides.accepted)

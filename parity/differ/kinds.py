@@ -137,8 +137,9 @@ _MASKED_FOR = {
 
 
 def masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
-    """Which places only one of two arrays masks, in the layout in which the rest agrees; else as they are, but for merged
-    axes before the last two, or, where these differ, in that in which their masks agree most. None for other sizes."""
+    """Which places only one of two arrays masks, in the layout in which the rest agrees; else as they are, with axes
+    before the last two merged; or, where these differ, in that in which their masks agree most. None for other sizes.
+    """
     moved = in_our_layout(mine, their)
     if moved is None:
         return None

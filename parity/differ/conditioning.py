@@ -1,0 +1,62 @@
+"""Whether two sides part by no more than float64 rounds, where a program makes rounding errors large.
+
+The logarithm of a difference, say, has few digits left of what it is given, and no two frameworks round alike.
+"""
+
+import math
+from collections.abc import Mapping
+
+import numpy as np
+
+from parity.differ.element_order import error_of
+from parity.differ.values import Values
+
+_LARGEST_ERROR = 1e-6
+_MOST = 1 << 24
+"""Elements, at most, of all that is computed anew."""
+_TIMES = 10.0
+"""What differs by so many times as much as rounding moves it has another cause."""
+_DRAWS = 2
+
+
+def explained_by_rounding(
+    sides: tuple[Values, Values], errors: Mapping[str, float], names: Mapping[str, str] | None = None
+) -> bool:
+    """Whether one side's own results move about as much as these errors, if each of its operations rounds otherwise.
+
+    `names` are those of `errors` by the name of the output; without them an output is called the same.
+    """
+    if not errors or not max(errors.values()) < _LARGEST_ERROR:
+        return False
+    moved = dict.fromkeys(errors, 0.0)
+    for values in sides:
+        for draw in range(_DRAWS):
+            for output, distance in _moved(values, draw).items():
+                key = output if names is None else names.get(output, output)
+                moved[key] = max(moved.get(key, 0.0), distance)
+    return all(error <= _TIMES * moved[key] for key, error in errors.items())
+
+
+def _moved(values: Values, seed: int) -> dict[str, float]:
+    """How far each output moves where every number that is computed is one unit in its last place larger or smaller (D.
+    S. Parker, "Monte Carlo arithmetic", 1997); nothing where a side cannot be run again."""
+    live, rows, generator = sorted(values.live()), values.rows, np.random.default_rng(seed)
+    made = [i for i in live if rows[i].kind == "operation"]
+    if sum(math.prod(rows[i].shape) for i in live) > _MOST or any(rows[i].again is None for i in made):
+        return {}
+    given = [i for i in live if rows[i].kind != "operation"]
+    values.want(given)
+    arrays: dict[int, np.ndarray] = {i: array for i in given if (array := values.array(i)) is not None}
+    try:
+        for i in made:
+            before = [arrays[k] for k in rows[i].inputs]
+            with np.errstate(all="ignore"):
+                array = np.asarray(rows[i].again(before))  # type: ignore[misc]
+            if array.dtype == np.float64:
+                # What is chosen, and whole numbers, are not rounded.
+                exact = (np.rint(array) == array) | np.isin(array, np.concatenate([[0.0], *map(np.ravel, before)]))
+                array = np.where(exact, array, array * (1 + generator.choice([-1, 1], array.shape) * 2.0**-52))
+            arrays[i] = array
+    except Exception:  # Operations of other libraries may not take NumPy's arrays.
+        return {}
+    return {name: error_of(arrays[i], values.output(name)) for name, i in values.outputs.items()}

@@ -52,10 +52,10 @@ def _moved(values: Values, seed: int) -> dict[str, float]:
             before = [arrays[k] for k in rows[i].inputs]
             with np.errstate(all="ignore"):
                 array = np.asarray(rows[i].again(before))  # type: ignore[misc]
-            if array.dtype == np.float64:
-                # What is chosen, and whole numbers, are not rounded.
-                exact = (np.rint(array) == array) | np.isin(array, np.concatenate([[0.0], *map(np.ravel, before)]))
-                array = np.where(exact, array, array * (1 + generator.choice([-1, 1], array.shape) * 2.0**-52))
+                if array.dtype == np.float64:
+                    # What is chosen, and whole numbers, are not rounded.
+                    exact = (np.rint(array) == array) | np.isin(array, np.concatenate([[0.0], *map(np.ravel, before)]))
+                    array = np.where(exact, array, array * (1 + generator.choice([-1, 1], array.shape) * 2.0**-52))
             arrays[i] = array
     except Exception:  # Operations of other libraries may not take NumPy's arrays.
         return {}

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -75,9 +75,10 @@ def explain_stage(
     held_by: Held,
     name: str,
     accepted: Accepted,
+    trained: Collection[str] = (),
 ) -> Difference:
     """The answer, from the outputs of both sides that differ, of which `errors` has the relative errors; no more than
-    these where `accepted` postpones it."""
+    these where `accepted` postpones it. On the way back, `trained` are the weights that have a gradient."""
     ours, theirs = sides
     finite = [error for error in errors.values() if np.isfinite(error)]
     most = max(BAR, accepted.bar)
@@ -106,7 +107,7 @@ def explain_stage(
         return _Parting(stage, sides, held_by, about, found, first, second, together, grown).explained()
     if stage == "forward" and (shown := experiment(sides, first, second, found)):
         return Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.confirmed, **about)
-    return _one_sided(stage, first or second, theirs if first else ours, about)
+    return _one_sided(stage, first or second, theirs if first else ours, about, (set(errors), set(trained)))
 
 
 @dataclass
@@ -265,24 +266,25 @@ def _agreeing(first: Start, second: Start) -> tuple[tuple[Site, Site], ...]:
 def counted(ours: Values, theirs: Values) -> dict[str, Any]:
     """What an answer says of both sides whatever it is: how many values they have, and which hide a program."""
     opaque = tuple(dict.fromkeys([*ours.opaque, *theirs.opaque]))
-    few = tuple(f"{n}, and angles part further on: give {_POSITIONS} or more" for n in _few_positions(ours, theirs))
+    n = _positions(ours, theirs)
+    few = (f"{n}, and angles part further on: give {_POSITIONS} or more",) if 1 < n < _POSITIONS else ()
     return {"opaque": opaque, "counts": (len(ours.rows), len(theirs.rows)), "few_positions": few}
 
 
-def _few_positions(*sides: Values) -> set[int]:
-    """How many positions the inputs have, if angles are made of their numbers and they are too few to see much."""
-    found = set()
+def _positions(*sides: Values) -> int:
+    """How many positions the inputs have, if angles are made of their numbers; else 0."""
+    most = 0
     for values in sides:
         lengths = {size for row in values.rows if row.kind == "input" for size in row.shape}
-        todo = [i for i, row in enumerate(values.rows) if re.fullmatch(r"(aten\.)?(sin|cos)", row.operation)]
+        todo = [i for i in values.live() if re.fullmatch(r"(aten\.)?(sin|cos)", values.rows[i].operation)]
         seen = set(todo)
         while todo:
             before = {i for i in values.rows[todo.pop()].inputs if not values.rows[i].data} - seen
             seen |= before
             todo += before
         counted = {max(values.rows[i].shape, default=0) for i in seen if _counts(values.rows[i])}
-        found |= {n for n in counted & lengths if 1 < n < _POSITIONS}
-    return found
+        most = max(most, *(counted & lengths), 0)
+    return most
 
 
 def _counts(row: Value) -> bool:
@@ -311,8 +313,11 @@ def _handing(values: Values, number: int) -> Site | None:
     return values.site(of[0]) if of else None
 
 
-def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str, Any]) -> Difference:
-    """One side computes what the other does not: where a gradient is cut, nothing is there to be compared."""
+def _one_sided(
+    stage: Stage, start: Start | None, other: Values, about: dict[str, Any], gradients: tuple[set[str], set[str]]
+) -> Difference:
+    """One side computes what the other does not: where a gradient is cut, nothing is there to be compared. Of the
+    `gradients`, the first differ, and the others are all."""
     assert start is not None
     values, row = start.values, start.row
     met: list[int] = []
@@ -326,11 +331,12 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
         # A weight that is stopped, or what is stopped on one side alone: both may stop the maximum in a softmax.
         handed = {row.forward for row in values.rows if row.backward}
         handed |= {n for n, row in enumerate(values.rows) if GRADIENT + row.name in values.outputs}
-        both = {j for _, j in _stopped(values)}
+        both = {j for _, j in stopped(values)}
         cut = [
             k
-            for k, i in _stopped(other)
-            if not around.isdisjoint((k, i))
+            for k, i in stopped(other)
+            if _cuts(other, i, values, *gradients)
+            and not around.isdisjoint((k, i))
             and (equal := set(other.equal.get(i, ()))).isdisjoint(both)
             and ((other.rows[i].kind == "parameter" and not equal) or not handed.isdisjoint(equal))
         ]
@@ -359,6 +365,13 @@ def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str
     return Difference(stage, *sites[0], agreed, said, sure and bool(site and site.source), False, **about)
 
 
+def _cuts(values: Values, number: int, other: Values, differing: Collection[str], trained: Collection[str]) -> bool:
+    """Whether the weights that a gradient of a value is handed back to are those whose gradients differ."""
+    theirs = [number] if values.side == "theirs" else values.equal.get(number, ())
+    behind = {name for j in theirs[:1] for name in weights_behind(values if values.side == "theirs" else other, j)}
+    return not behind or behind & {*trained} == {*differing}
+
+
 def _going_on(values: Values, number: int) -> int:
     """The first operation that makes something of a value that is returned; the value itself, where it is returned."""
     live = values.live()
@@ -379,8 +392,8 @@ def _around(values: Values, numbers: Sequence[int]) -> set[int]:
     return around
 
 
-def _stopped(values: Values) -> list[tuple[int, int]]:
-    """(where a gradient is stopped, that of what), the last first.
+def stopped(values: Values) -> list[tuple[int, int]]:
+    """(where a gradient is stopped, that of what) on one side, the last first.
 
     What autograd saves is detached as well; nothing on the way forward is made of that.
     """
@@ -389,14 +402,14 @@ def _stopped(values: Values) -> list[tuple[int, int]]:
     return [(k, i) for k in sorted(stops, reverse=True) for i in values.rows[k].inputs]
 
 
-def stopped_alone(values: Values, other: Values) -> tuple[int, int] | None:
-    """(where this side alone stops a gradient, the equal of what it stops), the last such place, if there is one.
+def stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int]]:
+    """(where this side alone stops a gradient, the equal of what it stops), the last such place first.
 
     The other side hands to that value, or to what it is the sum of, a gradient that this side computes nowhere.
     """
     handed = {row.forward for n, row in enumerate(other.rows) if row.features is not None and n not in other.equal}
-    both = {j for _, j in _stopped(other)}
-    for k, i in _stopped(values):
+    both = {j for _, j in stopped(other)}
+    for k, i in stopped(values):
         equal = values.equal.get(values.unscaled(i), [])
         added = list(equal)
         for j in added:
@@ -404,8 +417,17 @@ def stopped_alone(values: Values, other: Values) -> tuple[int, int] | None:
             hands_on = "add" in other.rows[j].operation or other.copies(j)
             added += [m for m in other.rows[j].inputs if hands_on and len(other.used(m)) == 1]
         if both.isdisjoint(equal) and not handed.isdisjoint(added):
-            return k, equal[0]
-    return None
+            yield k, equal[0]
+
+
+def weights_behind(values: Values, number: int) -> set[str]:
+    """The weights that a gradient of a value is handed back to."""
+    seen, todo = {number}, [number]
+    for i in todo:
+        before = [] if re.search("stop_grad|detach", values.rows[i].operation) else values.rows[i].inputs
+        todo += [k for k in dict.fromkeys(before) if k not in seen]
+        seen.update(before)
+    return {values.rows[i].name for i in seen if values.rows[i].kind == "parameter"}
 
 
 def _hands_back(values: Values, forward: Collection[int], shape: tuple[int, ...]) -> bool:

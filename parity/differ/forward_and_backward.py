@@ -9,9 +9,10 @@ import numpy as np
 from parity.differ.answer import Difference
 from parity.differ.conditioning import explained_by_rounding
 from parity.differ.element_order import error_of
-from parity.differ.explanation import counted, explain_outputs, explain_stage, stopped_alone
+from parity.differ.explanation import counted, explain_outputs, explain_stage, stopped, stopped_alone, weights_behind
 from parity.differ.traced_sides import Sides
 from parity.differ.values import GRADIENT, STACK, Values
+from parity.differ.weights import Held
 
 
 def located(sides: Sides, *, backward: bool, name: str) -> Difference:
@@ -115,18 +116,27 @@ def _backward(sides: Sides, name: str) -> Difference:
         return Difference("none", name=name, trained_alone=alone, rounded=rounded, **counted(ours, theirs))
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
     forced, differing = (forced_ours, forced_theirs), tuple(said)
-    answer = explain_stage((ours, theirs), forced, "backward", errors, differing, sides.held_by, name, sides.accepted)
+    trained = {key for key, (mine, their, _) in compared.items() if max(mine, their) > zero}
+    about = differing, sides.held_by, name, sides.accepted, trained
+    answer = explain_stage((ours, theirs), forced, "backward", errors, *about)
     if not answer.sure:
-        answer = _where_one_stops(ours, theirs, answer)
+        answer = _where_one_stops(ours, theirs, answer, (set(errors), trained), sides.held_by)
     return replace(answer, trained_alone=alone)
 
 
-def _where_one_stops(ours: Values, theirs: Values, answer: Difference) -> Difference:
-    """The place where one side alone stops a gradient; else the answer as it is."""
-    for one, other in ((ours, theirs), (theirs, ours)):
-        if stopped := stopped_alone(one, other):
-            said = f"{other.side} hands a gradient back here, {one.side} does not: it is detached"
-            places = one.site(stopped[0]), other.made(stopped[1])
-            here, there = places if one is ours else places[::-1]
-            return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=True, confirmed=True)
+def _where_one_stops(
+    ours: Values, theirs: Values, answer: Difference, gradients: tuple[set[str], set[str]], held_by: Held
+) -> Difference:
+    """The place where one side alone stops a gradient, if those weights that its line hands none back to are those
+    whose gradients differ; else the answer as it is. Both may stop the maximum in a softmax, or one, which changes
+    nothing. Of the `gradients`, the first differ, and the others are all."""
+    paths = tuple({path for key in keys for path, _ in held_by.get(key, ())} for keys in gradients)
+    for one, other, (differing, trained) in ((ours, theirs, paths), (theirs, ours, gradients)):
+        for stop, equal in stopped_alone(one, other):
+            line = [i for k, i in stopped(one) if one.rows[k].place[:2] == one.rows[stop].place[:2]]
+            if set().union(*(weights_behind(one, i) for i in line)) & trained == differing:
+                said = f"{other.side} hands a gradient back here, {one.side} does not: it is detached"
+                places = one.site(stop), other.made(equal)
+                here, there = places if one is ours else places[::-1]
+                return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=True, confirmed=True)
     return answer

@@ -21,6 +21,7 @@ from parity.differ.alignment import (
     starts_of_both,
 )
 from parity.differ.answer import Difference, Stage
+from parity.differ.chosen_rows import match_chosen_rows
 from parity.differ.conditioning import explained_by_rounding
 from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance, error_of
@@ -87,6 +88,7 @@ def explain_stage(
     accepted.sides = sides
     while True:
         match(ours, theirs, bar)
+        match_chosen_rows(ours, theirs)
         if accepted.postpones():
             return Difference(stage, **about)
         found = starts_of_both(sides, bad, backward=stage == "backward")

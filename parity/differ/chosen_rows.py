@@ -2,7 +2,8 @@
 
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
 
 import numpy as np
 
@@ -18,25 +19,28 @@ _FEWEST = 3
 
 
 def match_chosen_rows(ours: Values, theirs: Values) -> None:
-    """Notes in both sides which values of ours have, in the rows that theirs chooses, the numbers of one of theirs."""
-    choices = dict.fromkeys(_choices(theirs))
-    for count, picked in list(choices)[:_CHOICES]:
-        rows = np.frombuffer(picked, np.int64)
-        live = [j for j in theirs.live() - theirs.equal.keys() if theirs.rows[j].shape[:1] == (len(rows),)]
-        index = theirs.index(live)
-        for i in sorted(ours.live() - ours.equal.keys()):
-            row, array = ours.rows[i], ours.arrays.get(i)
-            if array is None or not row.data or row.features is None or is_whole(row.dtype):
-                continue
-            for parts in _in_parts(array, count):
-                chosen = (part[rows] for part in parts)
-                features = [fingerprint(x, depends_on_data=True)[0] if x.size >= _FEWEST else None for x in chosen]
-                equals = [index.equals(each) if each is not None else [] for each in features]
-                if all(equals):
-                    for j in dict.fromkeys(j for each in equals for j in each):
-                        ours.equal.setdefault(i, []).append(j)
-                        theirs.equal.setdefault(j, []).append(i)
-                    break
+    """Notes in both sides which values of ours have, in the rows that theirs chooses, the numbers of values of theirs;
+    and which hold numbers that theirs has one by one, as the loss of each layer."""
+    choices: dict[int, list[np.ndarray]] = {}
+    for count, picked in islice(dict.fromkeys(_choices(theirs)), _CHOICES):
+        choices.setdefault(count, []).append(np.frombuffer(picked, np.int64))
+    index = theirs.index(theirs.live() - theirs.equal.keys())
+
+    def equals(part: np.ndarray, rows: Sequence[np.ndarray]) -> list[int]:
+        chosen = (part[each] for each in rows)
+        features = (fingerprint(x, depends_on_data=True)[0] for x in chosen if x.size >= _FEWEST)
+        return next((found for each in features if each is not None and (found := index.equals(each))), [])
+
+    for i in sorted(ours.live() - ours.equal.keys()):
+        row, array = ours.rows[i], ours.arrays.get(i)
+        if array is None or not row.data or row.features is None or is_whole(row.dtype):
+            continue
+        tried = ([equals(part, rows) for part in parts] for n, rows in choices.items() for parts in _in_parts(array, n))
+        single = [fingerprint(x, depends_on_data=True)[0] for x in array.reshape(-1, 1) if 1 < array.size <= _PARTS]
+        one_by_one = [index.equals(each) if each is not None else [] for each in single]
+        for j in dict.fromkeys(j for each in next(filter(all, chain(tried, [one_by_one])), []) for j in each):
+            ours.equal.setdefault(i, []).append(j)
+            theirs.equal.setdefault(j, []).append(i)
 
 
 def _choices(values: Values) -> Iterator[tuple[int, bytes]]:

@@ -123,6 +123,8 @@ def _run_on(values: Values, change: Change) -> Values | Mended:
             arrays = [changed[i] if i in changed else values.array(i) for i in rows[k].inputs]
             with np.errstate(all="ignore"):
                 changed[k] = np.asarray(rows[k].again(arrays))  # type: ignore[misc]
+            if _has_nan(changed[k]) and not _has_nan(values.arrays.get(k)):
+                return Mended.NOT_ALL  # what is no number says nothing, and would hide what differs
     except Exception:  # Numbers of another shape do not fit what follows.
         return Mended.NOT_ALL
     for k, array in changed.items():
@@ -130,3 +132,7 @@ def _run_on(values: Values, change: Change) -> Values | Mended:
             features, largest = fingerprint(array, depends_on_data=rows[k].data)
             rows[k] = replace(rows[k], features=features, largest=largest)
     return replace(values, rows=rows, arrays=values.arrays | changed, again=None)
+
+
+def _has_nan(array: np.ndarray | None) -> bool:
+    return array is not None and array.dtype.kind == "f" and bool(np.isnan(array).any())

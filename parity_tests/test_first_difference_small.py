@@ -523,3 +523,76 @@ def test_a_weight_may_be_stacked_and_fused():
     assert not asked(ours, theirs, weights)
     found = asked(partial(ours, given=jax.lax.stop_gradient), theirs, weights)
     assert found.kind == "theirs hands a gradient back here, ours does not: it is detached"
+
+
+CHOICES = {
+    "truth values": lambda kept: kept,
+    "places": lambda kept: kept.nonzero(as_tuple=True),
+    "rows": lambda kept: (kept.reshape(-1).nonzero().squeeze(1),),
+}
+"""How PyTorch chooses rows."""
+
+
+@pytest.mark.parametrize("choice", CHOICES)
+def test_what_is_computed_of_chosen_rows_alone_is_found(choice):
+    """Ours computes all rows and masks, and for both losses at once."""
+    inputs = {"x": numbers(2, 3, 5, 4, seed=4), "kept": np.arange(15).reshape(3, 5) % 3 > 0}
+
+    def density(z):
+        return torch.log(1 + z.square().sum(-1)) - torch.tanh(z).sum(-1)
+
+    def forward(self, x, kept):
+        losses = []
+        for each in x:
+            z = self.linear(each)
+            z = z.reshape(-1, 3) if choice == "rows" else z
+            losses.append(density(z[CHOICES[choice](kept)]).sum() / kept.sum())
+        return losses[0] + 2 * losses[1]
+
+    def ours(p, x, kept, power=2):
+        z = affine(p, x)
+        size = jnp.log(1 + (z**power).sum(-1))
+        losses = jnp.where(kept, size - jnp.tanh(z).sum(-1), 0).sum((1, 2)) / kept.sum()
+        return losses @ jnp.array([1.0, 2.0])
+
+    theirs = of_linear(forward)
+    assert not first_difference(ours, theirs, LINEAR, inputs)
+    found = first_difference(partial(ours, power=4), theirs, LINEAR, inputs)
+    assert "z**power" in found.ours.source
+    assert "z.square()" in found.theirs.source
+
+
+def test_a_maximum_whose_gradient_one_side_stops_is_no_cause():
+    """It is taken off before the exponential, and added again: its gradient is zero, whoever hands it back."""
+
+    def forward(self, x):
+        z = self.linear(x)
+        z = self.down(z * torch.sigmoid(z))
+        most, _ = torch.max(z, -1)
+        return most + (z - torch.max(z, -1, keepdim=True)[0]).exp().sum(-1).log()
+
+    def ours(p, x, gate=lambda z: z):
+        z = affine(p, x)
+        z = (z * jax.nn.sigmoid(gate(z))) @ p["down"].T
+        return jax.nn.logsumexp(z, axis=-1)
+
+    theirs = Module(forward, linear=linear, down=lambda: nn.Linear(3, 3, bias=False))
+    weights = LINEAR | {"down": "down.weight"}
+    assert not asked(ours, theirs, weights)
+    found = asked(partial(ours, gate=jax.lax.stop_gradient), theirs, weights)
+    assert "gate(z)" in found.ours.source
+    assert found.stage == "backward"
+
+
+def test_a_weight_that_is_computed_before_each_run_may_be_kept():
+    def made():
+        with pytest.warns(FutureWarning, match="weight_norm"):
+            return nn.utils.weight_norm(linear())
+
+    def ours(p, x, eps=0.0):
+        return x @ (p["g"] * p["v"] / (jnp.linalg.norm(p["v"], axis=1, keepdims=True) + eps)).T + p["bias"]
+
+    theirs = Module(lambda self, x: torch.tanh(self.linear(x)), linear=made)
+    weights = {"g": "linear.weight_g", "v": "linear.weight_v", "bias": "linear.bias"}
+    assert not asked(lambda p, x: jnp.tanh(ours(p, x)), theirs, weights)
+    assert "weight_norm" in asked(lambda p, x: jnp.tanh(ours(p, x, 0.1)), theirs, weights).theirs.operation

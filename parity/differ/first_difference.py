@@ -7,7 +7,6 @@ This is the door: it traces both sides (`traced_sides.py`), lets `forward_and_ba
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from copy import deepcopy
 from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
@@ -27,7 +26,7 @@ from parity.differ.weights import wrong_weights
 from parity.gates.bridge import Bridge, Tensors, to_torch
 from parity.gates.measure import FLOAT64_BAR, ParityError, failure, reason_of
 from parity.gates.projection import Inputs, common_outputs, double, floating, named_outputs, projection
-from parity.gates.torch_side import frozen, tensors_of
+from parity.gates.torch_side import copied, frozen, tensors_of
 from parity.gates.weight_map import WeightMap, Weights, paths
 from parity.islands import defaults_of
 
@@ -112,7 +111,7 @@ class FollowedPair:
         mapping, module = self.mapping, self.module
 
         def copy() -> nn.Module:
-            return _copy(module) if wide else deepcopy(module).eval()
+            return _copy(module) if wide else copied(module).eval()
 
         large = wide and _is_large(module)
         made = partial(self.params, _widened if wide and not large else lambda leaf: leaf)
@@ -240,7 +239,7 @@ def difference_of(
         sides = Sides(
             bridge.ours,
             bridge.theirs,
-            lambda: deepcopy(bridge.module).double(),
+            lambda: copied(bridge.module).double(),
             lambda: bridge.params,
             batch,
             bridge.back,
@@ -253,7 +252,7 @@ def difference_of(
 def _copy(module: nn.Module) -> nn.Module:
     """In float64, without dropout."""
     try:
-        return deepcopy(module).double().eval()
+        return copied(module).double().eval()
     except (RuntimeError, ValueError, NotImplementedError) as error:
         raise ParityError(
             f"theirs cannot be copied in float64 ({reason_of(error)}); expected a plain module"

@@ -1,7 +1,6 @@
 """The gates for a pair of your own: a function in JAX and a module in PyTorch that should be the same."""
 
 from collections.abc import Callable, Iterator, Sequence
-from copy import deepcopy
 from dataclasses import replace
 from functools import cached_property, partial
 from typing import Any
@@ -35,7 +34,7 @@ from parity.gates.measure import (
 )
 from parity.gates.projection import Inputs, Values, floating, rounded, varied
 from parity.gates.pytrees import Tensors
-from parity.gates.torch_side import TorchSide, load, tied_names
+from parity.gates.torch_side import TorchSide, copied, load, tied_names
 from parity.gates.weight_map import WeightMap, Weights
 
 GATES = ("9", "1", "2", "3", "4", "5")
@@ -257,7 +256,7 @@ class OwnPair:
     def parting(self) -> Iterator[nn.Module]:
         """The module in the last run of `optimizer`: at the step before the losses part, and where they do."""
         for weights in self._parting:
-            module = deepcopy(self.theirs).double()
+            module = copied(self.theirs).double()
             load(module, weights)
             yield module
 

@@ -16,6 +16,12 @@ from parity.gates.pytrees import Tensors
 from parity.islands import Float64, defaults_of
 
 
+def copied(module: nn.Module) -> nn.Module:
+    """A copy of a module; what it has computed of its weights and keeps, as the old `weight_norm` does, is no leaf."""
+    kept = (x for part in module.modules() for x in vars(part).values() if isinstance(x, Tensor) and not x.is_leaf)
+    return deepcopy(module, {id(x): x.detach().clone() for x in kept})
+
+
 class TorchSide:
     """A module without dropout (`eval`), whose weights are its parameters and its buffers."""
 
@@ -54,7 +60,7 @@ class TorchSide:
         """
         if dtype not in self._copies:
             # From the original: a buffer that was computed once would lose its digits on the way through float32.
-            self._copies[dtype] = deepcopy(self._module).to(getattr(torch, dtype)).eval()
+            self._copies[dtype] = copied(self._module).to(getattr(torch, dtype)).eval()
         module, inputs = self._copies[dtype], self._inputs.rounded(held_by or dtype, dtype)
         load(module, weights)
         wanted = self.trained if of is None else of
@@ -76,7 +82,7 @@ class TorchSide:
         """
         from parity.differ.torch_values import values_of_torch
 
-        module = deepcopy(self._module).double().eval()
+        module = copied(self._module).double().eval()
         load(module, weights)
         arrays = to_tensors(self._inputs.rounded("float64", "float64").arrays, module)
         constants = frozenset(self.buffers) - module.state_dict().keys()

@@ -21,13 +21,13 @@ from parity.differ.alignment import (
     starts_of_both,
 )
 from parity.differ.answer import Difference, Stage
-from parity.differ.chosen_rows import match_chosen_rows
 from parity.differ.conditioning import explained_by_rounding
 from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance, error_of
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order, reordered_choice
+from parity.differ.parts import match_in_parts
 from parity.differ.row_sets import is_routed
 from parity.differ.substitution import WAYS, exchanged, experiment, of_same_weight, repaired
 from parity.differ.values import GRADIENT, Site, Value, Values
@@ -88,7 +88,7 @@ def explain_stage(
     accepted.sides = sides
     while True:
         match(ours, theirs, bar)
-        match_chosen_rows(ours, theirs)
+        match_in_parts(ours, theirs)
         if accepted.postpones():
             return Difference(stage, **about)
         found = starts_of_both(sides, bad, backward=stage == "backward")

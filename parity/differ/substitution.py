@@ -332,7 +332,7 @@ def _repairs(ours: Start, theirs: Start) -> Iterator[tuple[int, int, np.ndarray]
 
 
 def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
-    """Two values that ours takes for each other, where it goes on as theirs does to the end if it does not."""
+    """A value that ours reads in the place of another, or two that it takes for each other: what mends all."""
     values, other = ours.values, theirs.values
     pairs = ((i, j) for i, j in product(ours.agreed, theirs.agreed) if j not in values.equal.get(i, ()))
     tried = ((i, k) for i, j in pairs for k in other.equal.get(j, ()) if values.rows[k].shape == values.rows[i].shape)
@@ -340,6 +340,8 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
         here, there = values.array(i), values.array(k)
         if here is None or there is None or values.leaf(i) is not None:
             continue
+        if mended((values, other), 0, Change(i, there, {}), (ours, theirs)) is Mended.ALL:
+            return values.made(ours.number), f"ours reads {_told(values, i)} where theirs reads {_told(values, k)}"
         if _mends_wherever(ours, theirs, Change(i, there, {k: here})):
             copies, its = _copied_from(values, i), _copied_from(values, k)
             apart = next((n for n, before in pairwise(copies) if before in its), None)

@@ -1,0 +1,88 @@
+"""What one side computes in parts: views or losses that the other stacks, rows that it chooses and the other masks."""
+
+import math
+import re
+from collections.abc import Iterable, Iterator
+from itertools import chain, islice
+
+import numpy as np
+
+from parity.differ.fingerprints import Index, fingerprint
+from parity.differ.row_sets import is_whole
+from parity.differ.values import Values
+
+_CHOOSES = re.compile(r"aten\.(index|index_select|masked_select)")
+_MOST, _CHOICES, _PARTS, _LARGEST = 1 << 16, 8, 16, 1 << 18
+"""Rows, choices of rows, parts of an array, and its elements, at most."""
+_FEWEST = 3
+"""Numbers, at least, by which rows are told from others."""
+
+
+def match_in_parts(ours: Values, theirs: Values) -> None:
+    """Notes in both sides which values of one have all their parts among the values of the other: what is stacked along
+    the first axis, single numbers, as the loss of each layer, and in ours the rows that theirs chooses."""
+    choices: dict[int, list[np.ndarray]] = {}
+    for count, picked in islice(dict.fromkeys(_choices(theirs)), _CHOICES):
+        choices.setdefault(count, []).append(np.frombuffer(picked, np.int64))
+    for values, other, chosen in ((ours, theirs, choices), (theirs, ours, {})):
+        alone, index = other.index(other.live() - other.equal.keys()), other.index()
+        for i in sorted(values.live() - values.equal.keys()):
+            row, array = values.rows[i], values.arrays.get(i)
+            if array is None or not row.data or row.features is None or is_whole(row.dtype) or array.size > _LARGEST:
+                continue
+            stacked = ([_equals(index, [x]) for x in parts] for parts in _parts(array))
+            masked = (
+                [_equals(alone, (part[rows] for rows in picked)) for part in parts]
+                for count, picked in chosen.items()
+                for parts in _in_rows(array, count)
+            )
+            for j in dict.fromkeys(j for each in next(filter(all, chain(masked, stacked)), []) for j in each):
+                values.equal.setdefault(i, []).append(j)
+                other.equal.setdefault(j, []).append(i)
+
+
+def _equals(index: Index, arrays: Iterable[np.ndarray]) -> list[int]:
+    """The values that have the numbers of the first of these arrays that have an equal."""
+    features = (fingerprint(x, depends_on_data=True)[0] for x in arrays)
+    return next((found for each in features if each is not None and (found := index.equals(each))), [])
+
+
+def _parts(array: np.ndarray) -> Iterator[list[np.ndarray]]:
+    """An array in equal parts along its first axis, or in single numbers."""
+    if 1 < array.size <= _PARTS:
+        yield list(array.reshape(-1, 1))
+    length = len(array) if array.ndim > 1 else 0
+    for count in range(2, min(length, _PARTS) + 1):
+        if length % count == 0 and array.size // count >= _FEWEST:
+            yield np.split(array, count)
+
+
+def _choices(values: Values) -> Iterator[tuple[int, bytes]]:
+    """(of how many rows, which are chosen), as where an array is indexed by truth values or by lists of places."""
+    for k in sorted(values.live()):
+        row = values.rows[k]
+        if not _CHOOSES.match(row.operation) or not row.shape:
+            continue
+        source, *index = row.inputs
+        arrays = [array for i in index if (array := values.arrays.get(i)) is not None]
+        lead = arrays[0].shape if arrays and arrays[0].dtype == bool else values.rows[source].shape[: len(arrays)]
+        count = math.prod(lead)
+        if len(arrays) != len(index) or not arrays or not row.shape[0] < count <= _MOST:
+            continue
+        if arrays[0].dtype == bool:
+            rows = np.flatnonzero(arrays[0])
+        elif all(array.shape == (row.shape[0],) and array.dtype.kind in "iu" for array in arrays):
+            rows = np.ravel_multi_index(tuple(arrays), lead, mode="wrap")
+        else:
+            continue
+        if len(rows) == row.shape[0]:
+            yield count, rows.astype(np.int64).tobytes()
+
+
+def _in_rows(array: np.ndarray, count: int) -> Iterator[np.ndarray]:
+    """An array as parts of so many rows each, where its first axes are such."""
+    size = 1
+    for axis, length in enumerate(array.shape):
+        size *= length
+        if size % count == 0 and size // count <= _PARTS:
+            yield array.reshape(size // count, count, *array.shape[axis + 1 :])

@@ -224,7 +224,7 @@ class _Parting:
         places, sure = _places(first, second), self.together and (bool(what) or are_counterparts(first, second))
         # On the way back nothing is run on, so that no more is known.
         checked, sure = origin.checked and (bool(what) or stage == "forward"), sure and not origin.lost
-        sure = sure and (by_numbers or not wrong)
+        sure = sure and (by_numbers or not (wrong or (what and stage == "backward")))
         if sure and not by_numbers and stage == "forward" and first.row.again and second.row.again:
             # A formula may be arranged in another way until some line: nothing behind that line may be wrong.
             sure, mended = False, repaired(first, second)
@@ -418,8 +418,16 @@ def stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int]]:
             # A sum hands on what it is handed, and nothing is computed for it; what others read as well has more.
             hands_on = "add" in other.rows[j].operation or other.copies(j)
             added += [m for m in other.rows[j].inputs if hands_on and len(other.used(m)) == 1]
-        if both.isdisjoint(equal) and not handed.isdisjoint(added):
+        if both.isdisjoint(equal) and not handed.isdisjoint(added) and not _cancels(values, k):
             yield k, equal[0]
+
+
+def _cancels(values: Values, number: int) -> bool:
+    """Whether it is the maximum that is subtracted before an exponential, whose gradient is zero in the end."""
+    rows, [of] = values.rows, values.rows[number].inputs
+    most = any("max" in rows[i].operation for i in (of, *rows[of].inputs))
+    less = (k for k in values.used(number) if "sub" in rows[k].operation)
+    return most and any("exp" in rows[m].operation for k in less for m in values.used(k))
 
 
 def weights_behind(values: Values, number: int) -> set[str]:

@@ -131,10 +131,15 @@ def _where_one_stops(
     whose gradients differ; else the answer as it is. Both may stop the maximum in a softmax, or one, which changes
     nothing. Of the `gradients`, the first differ, and the others are all."""
     paths = tuple({path for key in keys for path, _ in held_by.get(key, ())} for keys in gradients)
-    for one, other, (differing, trained) in ((ours, theirs, paths), (theirs, ours, gradients)):
+    for one, other in ((ours, theirs), (theirs, ours)):
         for stop, equal in stopped_alone(one, other):
             line = [i for k, i in stopped(one) if one.rows[k].place[:2] == one.rows[stop].place[:2]]
-            if set().union(*(weights_behind(one, i) for i in line)) & trained == differing:
+            # By the names of theirs, where all has an equal there: layers that ours has stacked have one path.
+            equals = [j for i in line for j in ours.equal.get(i, ())[:1]]
+            by_name = one is theirs or len(equals) == len(line)
+            differing, trained = gradients if by_name else paths
+            graph, of = (theirs, equals) if by_name and one is ours else (one, line)
+            if set().union(*(weights_behind(graph, i) for i in of)) & trained == differing:
                 said = f"{other.side} hands a gradient back here, {one.side} does not: it is detached"
                 places = one.site(stop), other.made(equal)
                 here, there = places if one is ours else places[::-1]

@@ -20,11 +20,12 @@ _FEWEST = 3
 
 def match_in_parts(ours: Values, theirs: Values) -> None:
     """Notes in both sides which values of one have all their parts among the values of the other: what is stacked along
-    the first axis, single numbers, as the loss of each layer, and in ours the rows that theirs chooses."""
-    choices: dict[int, list[np.ndarray]] = {}
-    for count, picked in islice(dict.fromkeys(_choices(theirs)), _CHOICES):
-        choices.setdefault(count, []).append(np.frombuffer(picked, np.int64))
-    for values, other, chosen in ((ours, theirs, choices), (theirs, ours, {})):
+    the first axis, single numbers, as the loss of each layer, in ours the rows that theirs chooses, and in theirs those
+    that it has before it pads."""
+    for values, other, found in ((ours, theirs, _choices(theirs)), (theirs, ours, _padded(theirs))):
+        chosen: dict[int, list[np.ndarray]] = {}
+        for count, picked in islice(dict.fromkeys(found), _CHOICES):
+            chosen.setdefault(count, []).append(np.frombuffer(picked, np.int64))
         alone, index = other.index(other.live() - other.equal.keys()), other.index()
         for i in sorted(values.live() - values.equal.keys()):
             row, array = values.rows[i], values.arrays.get(i)
@@ -34,7 +35,8 @@ def match_in_parts(ours: Values, theirs: Values) -> None:
             masked = (
                 [_equals(alone, (part[rows] for rows in picked)) for part in parts]
                 for count, picked in chosen.items()
-                for parts in _in_rows(array, count)
+                for whole in _in_rows(array, count)
+                for parts in (whole.swapaxes(0, 1)[None], whole)[: 2 if len(whole) > 1 else 1]
             )
             for j in dict.fromkeys(j for each in next(filter(all, chain(masked, stacked)), []) for j in each):
                 values.equal.setdefault(i, []).append(j)
@@ -77,6 +79,17 @@ def _choices(values: Values) -> Iterator[tuple[int, bytes]]:
             continue
         if len(rows) == row.shape[0]:
             yield count, rows.astype(np.int64).tobytes()
+
+
+def _padded(values: Values) -> Iterator[tuple[int, bytes]]:
+    """(how many rows there are after something is padded at its end, those before)."""
+    for k in sorted(values.live()):
+        row = values.rows[k]
+        if row.operation == "aten.constant_pad_nd":
+            before = values.rows[row.inputs[0]].shape
+            for was, is_now in zip(before, row.shape, strict=True):
+                if was < is_now <= _MOST:
+                    yield is_now, np.arange(was).tobytes()
 
 
 def _in_rows(array: np.ndarray, count: int) -> Iterator[np.ndarray]:

@@ -335,13 +335,14 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
     """A value that ours reads in the place of another, or two that it takes for each other: what mends all."""
     values, other = ours.values, theirs.values
     pairs = ((i, j) for i, j in product(ours.agreed, theirs.agreed) if j not in values.equal.get(i, ()))
-    tried = ((i, k) for i, j in pairs for k in other.equal.get(j, ()) if values.rows[k].shape == values.rows[i].shape)
-    for i, k in islice(dict.fromkeys(tried), _CONFIRMED):
+    shapes = [row.shape for row in values.rows]
+    tried = {(i, k): j for i, j in pairs for k in other.equal.get(j, ()) if shapes[k] == shapes[i]}
+    for (i, k), j in islice(tried.items(), _CONFIRMED):
         here, there = values.array(i), values.array(k)
         if here is None or there is None or values.leaf(i) is not None:
             continue
         if mended((values, other), 0, Change(i, there, {}), (ours, theirs)) is Mended.ALL:
-            return values.made(ours.number), f"ours reads {_told(values, i)} where theirs reads {_told(values, k)}"
+            return values.made(ours.number), f"ours reads {_told(values, i)} where theirs reads {_told(other, j)}"
         if _mends_wherever(ours, theirs, Change(i, there, {k: here})):
             copies, its = _copied_from(values, i), _copied_from(values, k)
             apart = next((n for n, before in pairwise(copies) if before in its), None)
@@ -592,9 +593,9 @@ def _has_part(table: np.ndarray | None, features: Any) -> bool:
 
 
 def _other_axes(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
-    """This side does to one axis what the other does to another."""
+    """This side does to one axis what the other does to another. If ours does not, theirs has two such places."""
     values = experiments.values
-    for i in sorted(start.agreed, key=lambda i: values.leaf(i) is None):
+    for i in () if values.side == "theirs" else sorted(start.agreed, key=lambda i: values.leaf(i) is None):
         array = values.array(i) if experiments.is_small(i) else None
         if array is None or not 2 <= array.ndim <= 5:
             continue

@@ -2,8 +2,9 @@
 
 import math
 import re
-from collections.abc import Iterable, Iterator
-from itertools import chain, islice
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import partial
+from itertools import islice
 
 import numpy as np
 
@@ -20,27 +21,48 @@ _FEWEST = 3
 
 def match_in_parts(ours: Values, theirs: Values) -> None:
     """Notes in both sides which values of one have all their parts among the values of the other: what is stacked along
-    the first axis, single numbers, as the loss of each layer, in ours the rows that theirs chooses, and in theirs those
-    that it has before it pads."""
-    for values, other, found in ((ours, theirs, _choices(theirs)), (theirs, ours, _padded(theirs))):
+    the first axis, single numbers, as the loss of each layer, in ours the rows that theirs chooses of what agrees, and
+    in theirs those that it has before it pads."""
+    for values, other in ((ours, theirs), (theirs, ours)):
+        _note(values, other, partial(_stacked, other.index()))
+    choices: list[tuple[int, np.ndarray]] = []
+    for k, source, count, rows in _choices(theirs):
+        choices.append((count, rows))
+        if k not in theirs.equal:
+            _pair(ours, theirs, [(i, k) for i in theirs.equal[source]])
+    for values, other, found in ((ours, theirs, choices), (theirs, ours, _padded(theirs))):
         chosen: dict[int, list[np.ndarray]] = {}
-        for count, picked in islice(dict.fromkeys(found), _CHOICES):
+        for count, picked in islice({(count, rows.tobytes()): None for count, rows in found}, _CHOICES):
             chosen.setdefault(count, []).append(np.frombuffer(picked, np.int64))
-        alone, index = other.index(other.live() - other.equal.keys()), other.index()
-        for i in sorted(values.live() - values.equal.keys()):
-            row, array = values.rows[i], values.arrays.get(i)
-            if array is None or not row.data or row.features is None or is_whole(row.dtype) or array.size > _LARGEST:
-                continue
-            stacked = ([_equals(index, [x]) for x in parts] for parts in _parts(array))
-            masked = (
-                [_equals(alone, (part[rows] for rows in picked)) for part in parts]
-                for count, picked in chosen.items()
-                for whole in _in_rows(array, count)
-                for parts in (whole.swapaxes(0, 1)[None], whole)[: 2 if len(whole) > 1 else 1]
-            )
-            for j in dict.fromkeys(j for each in next(filter(all, chain(masked, stacked)), []) for j in each):
-                values.equal.setdefault(i, []).append(j)
-                other.equal.setdefault(j, []).append(i)
+        alone = other.index(other.live() - other.equal.keys() - _chosen_of_others(other))
+        _note(values, other, partial(_chosen, alone, chosen))
+
+
+def _pair(values: Values, other: Values, pairs: Iterable[tuple[int, int]]) -> None:
+    for i, j in pairs:
+        values.equal.setdefault(i, []).append(j)
+        other.equal.setdefault(j, []).append(i)
+
+
+def _note(values: Values, other: Values, ways: Callable[[np.ndarray], Iterable[list[list[int]]]]) -> None:
+    """Values without an equal get those of all their parts, in the first way in which each part has some."""
+    for i in sorted(values.live() - values.equal.keys()):
+        row, array = values.rows[i], values.arrays.get(i)
+        if array is None or not row.data or row.features is None or is_whole(row.dtype) or array.size > _LARGEST:
+            continue
+        parts = next(filter(all, ways(array)), [])
+        _pair(values, other, [(i, j) for j in dict.fromkeys(j for part in parts for j in part)])
+
+
+def _stacked(index: Index, array: np.ndarray) -> Iterator[list[list[int]]]:
+    return ([_equals(index, [x]) for x in parts] for parts in _parts(array))
+
+
+def _chosen(index: Index, chosen: Mapping[int, Sequence[np.ndarray]], array: np.ndarray) -> Iterator[list[list[int]]]:
+    for count, picked in chosen.items():
+        for whole in _in_rows(array, count):
+            for parts in (whole.swapaxes(0, 1)[None], whole)[: 2 if len(whole) > 1 else 1]:
+                yield [_equals(index, (part[rows] for rows in picked)) for part in parts]
 
 
 def _equals(index: Index, arrays: Iterable[np.ndarray]) -> list[int]:
@@ -59,15 +81,18 @@ def _parts(array: np.ndarray) -> Iterator[list[np.ndarray]]:
             yield np.split(array, count)
 
 
-def _choices(values: Values) -> Iterator[tuple[int, bytes]]:
-    """(of how many rows, which are chosen), as where an array is indexed by truth values or by lists of places."""
+def _choices(values: Values) -> Iterator[tuple[int, int, int, np.ndarray]]:
+    """(what is chosen, of what, of how many rows, which) where an array that agrees is indexed by truth values or lists
+    of places. What is wrong with other rows would not be seen where it does not agree."""
     for k in sorted(values.live()):
         row = values.rows[k]
         if not _CHOOSES.match(row.operation) or not row.shape:
             continue
-        source, *index = row.inputs
+        of, *index = row.inputs
+        if (source := _agreed(values, of)) is None:
+            continue
         arrays = [array for i in index if (array := values.arrays.get(i)) is not None]
-        lead = arrays[0].shape if arrays and arrays[0].dtype == bool else values.rows[source].shape[: len(arrays)]
+        lead = arrays[0].shape if arrays and arrays[0].dtype == bool else values.rows[of].shape[: len(arrays)]
         count = math.prod(lead)
         if len(arrays) != len(index) or not arrays or not row.shape[0] < count <= _MOST:
             continue
@@ -78,10 +103,26 @@ def _choices(values: Values) -> Iterator[tuple[int, bytes]]:
         else:
             continue
         if len(rows) == row.shape[0]:
-            yield count, rows.astype(np.int64).tobytes()
+            yield k, source, count, rows.astype(np.int64)
 
 
-def _padded(values: Values) -> Iterator[tuple[int, bytes]]:
+def _agreed(values: Values, number: int) -> int | None:
+    """The value itself, or that of which it is a copy or a part, which has an equal."""
+    while number not in values.equal and values.copies(number):
+        number = values.rows[number].inputs[-1]
+    return number if number in values.equal else None
+
+
+def _chosen_of_others(values: Values) -> set[int]:
+    """Rows that are chosen of what has no equal: they would agree, although the others do not."""
+    found = set[int]()
+    for k, row in enumerate(values.rows):
+        chosen = _CHOOSES.match(row.operation) and _agreed(values, row.inputs[0]) is None
+        found |= {k} if chosen or (values.copies(k) and not found.isdisjoint(row.inputs)) else set()
+    return found
+
+
+def _padded(values: Values) -> Iterator[tuple[int, np.ndarray]]:
     """(how many rows there are after something is padded at its end, those before)."""
     for k in sorted(values.live()):
         row = values.rows[k]
@@ -89,7 +130,7 @@ def _padded(values: Values) -> Iterator[tuple[int, bytes]]:
             before = values.rows[row.inputs[0]].shape
             for was, is_now in zip(before, row.shape, strict=True):
                 if was < is_now <= _MOST:
-                    yield is_now, np.arange(was).tobytes()
+                    yield is_now, np.arange(was)
 
 
 def _in_rows(array: np.ndarray, count: int) -> Iterator[np.ndarray]:

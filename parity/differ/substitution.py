@@ -276,7 +276,9 @@ def experiment(
         much = agreement.agreeing > _ENOUGH and not agreement.returned
         if (much or mends > Mended.NOT_ALL) and (best is None or mends > best[0]):
             # What another experiment, or one of the other side, is sure of at the same two lines is sure.
-            best = mends, finding._replace(sure=lines in proved, confirmed=mends is Mended.ALL)
+            # Theirs may agree with axes exchanged because it then does one thing twice.
+            confirmed = mends is Mended.ALL and not (side and agreement.change.alone)
+            best = mends, finding._replace(sure=lines in proved, confirmed=confirmed)
         if mends is Mended.ALL:
             break
     return best and best[1]
@@ -593,9 +595,9 @@ def _has_part(table: np.ndarray | None, features: Any) -> bool:
 
 
 def _other_axes(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
-    """This side does to one axis what the other does to another. If ours does not, theirs has two such places."""
+    """This side does to one axis what the other does to another."""
     values = experiments.values
-    for i in () if values.side == "theirs" else sorted(start.agreed, key=lambda i: values.leaf(i) is None):
+    for i in sorted(start.agreed, key=lambda i: values.leaf(i) is None):
         array = values.array(i) if experiments.is_small(i) else None
         if array is None or not 2 <= array.ndim <= 5:
             continue

@@ -343,9 +343,8 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
         here, there = values.array(i), values.array(k)
         if here is None or there is None or values.leaf(i) is not None:
             continue
-        if mended((values, other), 0, Change(i, there, {}), (ours, theirs)) is Mended.ALL:
-            return values.made(ours.number), f"ours reads {_told(values, i)} where theirs reads {_told(other, j)}"
-        if _mends_wherever(ours, theirs, Change(i, there, {k: here})):
+        alone = not (values.is_made_of(i, k) or values.is_made_of(k, i))
+        if values.used(k) and alone and _mends_wherever(ours, theirs, Change(i, there, {k: here})):
             copies, its = _copied_from(values, i), _copied_from(values, k)
             apart = next((n for n, before in pairwise(copies) if before in its), None)
             if apart is not None:
@@ -354,6 +353,8 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
             if told[0] == told[1]:
                 return values.site(i), f"two results of {told[0]} are exchanged, or what they are made of"
             return values.made(ours.number), f"ours takes {told[0]} for {told[1]}, and the other way round"
+        if parted_after((values, other), 0, Change(i, there, {})) is Mended.ALL:
+            return values.made(ours.number), f"ours reads {_told(values, i)} where theirs reads {_told(other, j)}"
     return None
 
 

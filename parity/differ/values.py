@@ -324,6 +324,14 @@ class Values:
             number = self.rows[number].inputs[-1]
         return number
 
+    def is_made_of(self, number: int, other: int) -> bool:
+        """Whether a value was made of another one."""
+        seen, todo = {number}, [number]
+        for i in todo:
+            todo += [k for k in dict.fromkeys(self.rows[i].inputs) if k >= other and k not in seen]
+            seen.update(self.rows[i].inputs)
+        return other in seen
+
     def unscaled(self, number: int) -> int:
         """A value before it is multiplied by constants, as each side does elsewhere, back to one that has an equal."""
         while number not in self.equal:

@@ -34,6 +34,8 @@ from parity.differ.values import GRADIENT, Site, Value, Values
 from parity.differ.weights import Held, other_layers, other_weights, read_by_both, unread_weights
 from parity.gates.measure import ParityError
 
+Gradients = tuple[set[str], set[str]]
+"""The weights of theirs whose gradients differ, and all that have a gradient."""
 _POSITIONS = 500
 """With so many positions, angles that are a little wrong show."""
 _PAIRS = 4
@@ -109,7 +111,7 @@ def explain_stage(
         return _Parting(stage, sides, held_by, about, found, first, second, together, grown).explained()
     if stage == "forward" and (shown := experiment(sides, first, second, found)):
         return Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.confirmed, **about)
-    return _one_sided(stage, first or second, theirs if first else ours, about, (set(errors), set(trained)))
+    return _one_sided(stage, first or second, theirs if first else ours, about, (set(errors), set(trained)), held_by)
 
 
 @dataclass
@@ -316,10 +318,9 @@ def _handing(values: Values, number: int) -> Site | None:
 
 
 def _one_sided(
-    stage: Stage, start: Start | None, other: Values, about: dict[str, Any], gradients: tuple[set[str], set[str]]
+    stage: Stage, start: Start | None, other: Values, about: dict[str, Any], gradients: Gradients, held_by: Held
 ) -> Difference:
-    """One side computes what the other does not: where a gradient is cut, nothing is there to be compared. Of the
-    `gradients`, the first differ, and the others are all."""
+    """One side computes what the other does not: where a gradient is cut, nothing is there to be compared."""
     assert start is not None
     values, row = start.values, start.row
     met: list[int] = []
@@ -337,7 +338,7 @@ def _one_sided(
         cut = [
             k
             for k, i in stopped(other)
-            if _cuts(other, i, values, *gradients)
+            if hides_what_differs(other, k, values if values.side == "theirs" else other, gradients, held_by)
             and not around.isdisjoint((k, i))
             and (equal := set(other.equal.get(i, ()))).isdisjoint(both)
             and ((other.rows[i].kind == "parameter" and not equal) or not handed.isdisjoint(equal))
@@ -367,11 +368,17 @@ def _one_sided(
     return Difference(stage, *sites[0], agreed, said, sure and bool(site and site.source), False, **about)
 
 
-def _cuts(values: Values, number: int, other: Values, differing: Collection[str], trained: Collection[str]) -> bool:
-    """Whether the weights that a gradient of a value is handed back to are those whose gradients differ."""
-    theirs = [number] if values.side == "theirs" else values.equal.get(number, ())
-    behind = {name for j in theirs[:1] for name in weights_behind(values if values.side == "theirs" else other, j)}
-    return not behind or behind & {*trained} == {*differing}
+def hides_what_differs(one: Values, stop: int, theirs: Values, gradients: Gradients, held_by: Held) -> bool:
+    """Whether the weights to which a line hands no gradient back, as it stops it, are those whose gradients differ."""
+    line = [i for k, i in stopped(one) if one.rows[k].place[:2] == one.rows[stop].place[:2]]
+    differing, trained = gradients
+    equals = [j for i in line for j in one.equal.get(i, ())[:1]]
+    if one is not theirs and len(equals) == len(line):
+        one, line = theirs, equals
+    if one is not theirs:
+        # Layers that ours has stacked have one path.
+        differing, trained = ({path for key in keys for path, _ in held_by.get(key, ())} for keys in gradients)
+    return set().union(*(weights_behind(one, i) for i in line)) & trained == differing
 
 
 def _going_on(values: Values, number: int) -> int:

@@ -9,7 +9,14 @@ import numpy as np
 from parity.differ.answer import Difference
 from parity.differ.conditioning import explained_by_rounding
 from parity.differ.element_order import error_of
-from parity.differ.explanation import counted, explain_outputs, explain_stage, stopped, stopped_alone, weights_behind
+from parity.differ.explanation import (
+    Gradients,
+    counted,
+    explain_outputs,
+    explain_stage,
+    hides_what_differs,
+    stopped_alone,
+)
 from parity.differ.traced_sides import Sides
 from parity.differ.values import GRADIENT, STACK, Values
 from parity.differ.weights import Held
@@ -125,21 +132,13 @@ def _backward(sides: Sides, name: str) -> Difference:
 
 
 def _where_one_stops(
-    ours: Values, theirs: Values, answer: Difference, gradients: tuple[set[str], set[str]], held_by: Held
+    ours: Values, theirs: Values, answer: Difference, gradients: Gradients, held_by: Held
 ) -> Difference:
-    """The place where one side alone stops a gradient, if those weights that its line hands none back to are those
-    whose gradients differ; else the answer as it is. Both may stop the maximum in a softmax, or one, which changes
-    nothing. Of the `gradients`, the first differ, and the others are all."""
-    paths = tuple({path for key in keys for path, _ in held_by.get(key, ())} for keys in gradients)
+    """The place where one side alone stops a gradient, if that hides what differs; else the answer as it is. Both may
+    stop the maximum in a softmax, or one, which changes nothing."""
     for one, other in ((ours, theirs), (theirs, ours)):
         for stop, equal in stopped_alone(one, other):
-            line = [i for k, i in stopped(one) if one.rows[k].place[:2] == one.rows[stop].place[:2]]
-            # By the names of theirs, where all has an equal there: layers that ours has stacked have one path.
-            equals = [j for i in line for j in ours.equal.get(i, ())[:1]]
-            by_name = one is theirs or len(equals) == len(line)
-            differing, trained = gradients if by_name else paths
-            graph, of = (theirs, equals) if by_name and one is ours else (one, line)
-            if set().union(*(weights_behind(graph, i) for i in of)) & trained == differing:
+            if hides_what_differs(one, stop, theirs, gradients, held_by):
                 said = f"{other.side} hands a gradient back here, {one.side} does not: it is detached"
                 places = one.site(stop), other.made(equal)
                 here, there = places if one is ours else places[::-1]

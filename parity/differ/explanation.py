@@ -1,6 +1,7 @@
 """Looks at the place where two sides part, and makes the answer of it."""
 
 import math
+import operator
 import re
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -28,7 +29,7 @@ from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, lost_order, origin_of_order, reordered_choice
 from parity.differ.parts import match_in_parts
-from parity.differ.row_sets import is_routed
+from parity.differ.row_sets import is_routed, is_whole
 from parity.differ.substitution import WAYS, exchanged, experiment, of_same_weight, repaired
 from parity.differ.values import GRADIENT, Site, Value, Values
 from parity.differ.weights import Held, other_layers, other_weights, read_by_both, unread_weights
@@ -338,10 +339,10 @@ def _one_sided(
         cut = [
             k
             for k, i in stopped(other)
-            if hides_what_differs(other, k, values if values.side == "theirs" else other, gradients, held_by)
-            and not around.isdisjoint((k, i))
+            if not (around.isdisjoint((k, i)) or _cancels(other, k))
             and (equal := set(other.equal.get(i, ()))).isdisjoint(both)
             and ((other.rows[i].kind == "parameter" and not equal) or not handed.isdisjoint(equal))
+            and operator.ge(*hidden_by(other, k, values if values.side == "theirs" else other, gradients, held_by))
         ]
         site = other.site(cut[0]) if cut else other.made(met[0])
         if cut:
@@ -368,8 +369,8 @@ def _one_sided(
     return Difference(stage, *sites[0], agreed, said, sure and bool(site and site.source), False, **about)
 
 
-def hides_what_differs(one: Values, stop: int, theirs: Values, gradients: Gradients, held_by: Held) -> bool:
-    """Whether the weights to which a line hands no gradient back, as it stops it, are those whose gradients differ."""
+def hidden_by(one: Values, stop: int, theirs: Values, gradients: Gradients, held_by: Held) -> tuple[set[str], set[str]]:
+    """The weights to which a line may hand no gradient back, as it stops it; those whose gradients differ."""
     line = [i for k, i in stopped(one) if one.rows[k].place[:2] == one.rows[stop].place[:2]]
     differing, trained = gradients
     equals = [j for i in line for j in one.equal.get(i, ())[:1]]
@@ -378,7 +379,7 @@ def hides_what_differs(one: Values, stop: int, theirs: Values, gradients: Gradie
     if one is not theirs:
         # Layers that ours has stacked have one path.
         differing, trained = ({path for key in keys for path, _ in held_by.get(key, ())} for keys in gradients)
-    return set().union(*(weights_behind(one, i) for i in line)) & trained == differing
+    return set().union(*(weights_behind(one, i) for i in line)) & trained, differing
 
 
 def _going_on(values: Values, number: int) -> int:
@@ -442,8 +443,8 @@ def weights_behind(values: Values, number: int) -> set[str]:
     seen, todo = {number}, [number]
     for i in todo:
         before = [] if re.search("stop_grad|detach", values.rows[i].operation) else values.rows[i].inputs
-        todo += [k for k in dict.fromkeys(before) if k not in seen]
-        seen.update(before)
+        todo += [k for k in dict.fromkeys(before) if k not in seen and not is_whole(values.rows[k].dtype)]
+        seen.update(todo)
     return {values.rows[i].name for i in seen if values.rows[i].kind == "parameter"}
 
 

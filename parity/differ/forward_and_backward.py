@@ -14,7 +14,7 @@ from parity.differ.explanation import (
     counted,
     explain_outputs,
     explain_stage,
-    hides_what_differs,
+    hidden_by,
     stopped_alone,
 )
 from parity.differ.traced_sides import Sides
@@ -134,13 +134,18 @@ def _backward(sides: Sides, name: str) -> Difference:
 def _where_one_stops(
     ours: Values, theirs: Values, answer: Difference, gradients: Gradients, held_by: Held
 ) -> Difference:
-    """The place where one side alone stops a gradient, if that hides what differs; else the answer as it is. Both may
-    stop the maximum in a softmax, or one, which changes nothing."""
-    for one, other in ((ours, theirs), (theirs, ours)):
-        for stop, equal in stopped_alone(one, other):
-            if hides_what_differs(one, stop, theirs, gradients, held_by):
-                said = f"{other.side} hands a gradient back here, {one.side} does not: it is detached"
-                places = one.site(stop), other.made(equal)
-                here, there = places if one is ours else places[::-1]
-                return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=True, confirmed=True)
+    """The place where one side alone stops a gradient, if that hides all that differs; likely, if it may hide more.
+    Else the answer as it is: both may stop the maximum in a softmax, or one, which changes nothing."""
+    found = [
+        (one, other, *place, *hidden_by(one, place[0], theirs, gradients, held_by))
+        for one, other in ((ours, theirs), (theirs, ours))
+        for place in stopped_alone(one, other)
+    ]
+    for one, other, stop, equal, hidden, differing in sorted(found, key=lambda each: each[4] != each[5]):
+        if hidden >= differing:
+            said = f"{other.side} hands a gradient back here, {one.side} does not: it is detached"
+            places = one.site(stop), other.made(equal)
+            here, there = places if one is ours else places[::-1]
+            proved = hidden == differing
+            return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=True, confirmed=proved)
     return answer

@@ -25,11 +25,14 @@ def match_in_parts(ours: Values, theirs: Values) -> None:
     in theirs those that it has before it pads."""
     for values, other in ((ours, theirs), (theirs, ours)):
         _note(values, other, partial(_stacked, other.index()))
-    choices: list[tuple[int, np.ndarray]] = []
+    lines: dict[tuple[str, int, int], list[tuple[int, np.ndarray]]] = {}
     for k, source, count, rows in _choices(theirs):
-        choices.append((count, rows))
+        row = theirs.rows[k]
+        lines.setdefault((row.place.file, row.place.line, row.inputs[0]), []).append((count, rows))
         if k not in theirs.equal:
             _pair(ours, theirs, [(i, k) for i in theirs.equal[source]])
+    # Experts take turns: what each chooses says nothing of all rows.
+    choices = [each[0] for each in lines.values() if len({rows.tobytes() for _, rows in each}) == 1]
     for values, other, found in ((ours, theirs, choices), (theirs, ours, _padded(theirs))):
         chosen: dict[int, list[np.ndarray]] = {}
         for count, picked in islice({(count, rows.tobytes()): None for count, rows in found}, _CHOICES):

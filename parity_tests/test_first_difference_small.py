@@ -1,5 +1,6 @@
 """`first_difference` on pairs of a few lines each, for what the small GPT of test_first_difference.py has not."""
 
+import math
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -560,6 +561,24 @@ def test_what_is_computed_of_chosen_rows_alone_is_found(choice):
     found = first_difference(partial(ours, power=4), theirs, LINEAR, inputs)
     assert "z**power" in found.ours.source
     assert "z.square()" in found.theirs.source
+
+
+@pytest.mark.parametrize("fault", ["jnp.sqrt(4)", "jnp.log(2"])
+def test_what_is_padded_at_its_end_is_found(fault):
+    """As by models that attend within windows of one length."""
+
+    def forward(self, x):
+        x = F.pad(x, (0, 0, 0, 3))
+        z = self.linear(x) / math.sqrt(3)
+        return torch.log(1 + z.square())[:, :5]
+
+    def ours(p, x):
+        z = affine(p, x) / (jnp.sqrt(4) if "sqrt" in fault else jnp.sqrt(3))
+        return jnp.log(1 + z**2) if "sqrt" in fault else jnp.log(2 + z**2)
+
+    found = first_difference(ours, of_linear(forward), LINEAR, [numbers(2, 5, 4, seed=5)])
+    assert fault in found.ours.source
+    assert ("math.sqrt" in found.theirs.source) == ("sqrt" in fault)
 
 
 def test_a_maximum_whose_gradient_one_side_stops_is_no_cause():

@@ -614,4 +614,13 @@ def test_a_weight_that_is_computed_before_each_run_may_be_kept():
     theirs = Module(lambda self, x: torch.tanh(self.linear(x)), linear=made)
     weights = {"g": "linear.weight_g", "v": "linear.weight_v", "bias": "linear.bias"}
     assert not asked(lambda p, x: jnp.tanh(ours(p, x)), theirs, weights)
+    assert check_parity(lambda p, x: jnp.tanh(ours(p, x)), theirs, weights, [NUMBERS], gates=["1", "2"])
     assert "weight_norm" in asked(lambda p, x: jnp.tanh(ours(p, x, 0.1)), theirs, weights).theirs.operation
+
+
+def test_a_weight_that_ours_never_reads_needs_no_map():
+    theirs = Module(lambda self, x: self.down(torch.tanh(self.up(x))), up=lambda: linear(4), down=lambda: linear(4))
+    up = {"kernel": theirs.up.weight.detach().numpy().T, "bias": theirs.up.bias.detach().numpy()}
+    found = first_difference(lambda p, x: affine(p, jnp.tanh(affine(p, x))), theirs, None, [NUMBERS], params=up)
+    assert (found.ours.function, found.theirs.module) == ("affine", "down")
+    assert not found.unread

@@ -137,12 +137,12 @@ def _would_agree(first: Start, i: int, second: Start, weight: np.ndarray | None,
 
 
 def unread_weights(ours: Values, theirs: Values, held_by: Held) -> tuple[str, ...]:
-    """The weights that theirs computes its outputs with, and ours does not; of those of a stack of layers, as far as
-    ours takes others of it as they are."""
+    """The weights of the map that theirs computes its outputs with, and ours does not; of those of a stack of layers,
+    as far as ours takes others of it as they are."""
     here, there = ours.live(), theirs.live()
     read = {ours.rows[i].name for i in here if ours.rows[i].kind == "parameter"}
     weights = [j for j in sorted(there) if theirs.rows[j].kind == "parameter" and theirs.rows[j].features is not None]
-    alone = {theirs.rows[j].name for j in weights if j not in theirs.equal}
+    alone = {theirs.rows[j].name for j in weights if j not in theirs.equal} & held_by.keys()
     taken = {held for j in weights if j in theirs.equal for held, _ in held_by.get(theirs.rows[j].name, ())}
     return tuple(
         name

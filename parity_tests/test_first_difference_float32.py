@@ -166,6 +166,8 @@ def test_a_scale_and_a_table_of_every_row_count_as_rounded(kept):
 
 LOG = jnp.log(2 * jnp.pi)
 """A number of a module, which is rounded to float32 when that is imported."""
+TABLE = torch.tensor([1, 1, 1, 1, 0.1, 1])
+CLASSES = np.array([4, 0, 3])
 
 
 def root():
@@ -182,8 +184,14 @@ def root():
             lambda h: jnp.cos(jnp.sin(h / math.sqrt(18)) / math.sqrt(18)),
             lambda h: ((h / root().to(h.dtype)).sin() / root().to(h.dtype)).cos(),
         ),
+        (
+            lambda h: (
+                -jnp.average(jax.nn.log_softmax(h)[np.arange(3), CLASSES], weights=jnp.where(CLASSES == 4, 0.1, 1.0))
+            ),
+            lambda h: F.cross_entropy(h, torch.tensor(CLASSES), TABLE.to(h.dtype)),
+        ),
     ],
-    ids=["ours", "theirs", "theirs, its inverse", "theirs, converted twice"],
+    ids=["ours", "theirs", "theirs, its inverse", "theirs, converted twice", "theirs, in a table"],
 )
 def test_a_number_that_one_side_holds_in_float32_is_no_difference(here, there):
     theirs = Module(lambda m, x: there(m.up(x)), up=lambda: nn.Linear(6, 6, bias=False))

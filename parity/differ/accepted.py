@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -61,12 +61,8 @@ class Accepted:
             known = j in theirs.equal and (row.data or row.kind == "operation")
             if (row.data and row.kind != "parameter") or known or row.dtype not in _FLOATING:
                 continue
-            if row.features is not None:
-                near[j] = index.equals(row.features, 1e-4)
-            elif math.prod(row.shape) == 1 and (there := theirs.array(j)) is not None:
-                equal = [x for x in numbers if _rounds_alike(np.asarray(x), np.abs(there))]
-                if equal and not _is_converted(theirs, j):
-                    found[j] = np.full(there.shape, math.copysign(equal[0], there.item()))
+            if row.features is not None or math.prod(row.shape) == 1:
+                near[j] = [] if row.features is None else index.equals(row.features, 1e-4)
         theirs.want(near)
         ours.want(i for numbers in near.values() for i in numbers)
         for j in sorted(near):
@@ -75,6 +71,8 @@ class Accepted:
             moved = [x for array in arrays for x in with_axes_as(once, without_copies(array))]
             if moved and _rounds_alike(x := min(moved, key=partial(distance, once)), once):
                 found[j] = np.broadcast_to(x, there.shape).copy()
+            elif (full := _with_digits(there, numbers)) is not None and not _is_converted(theirs, j):
+                found[j] = full
         digits = self._digits(ours, theirs, constants)
         self.put |= found
         self.digits |= {ours.rows[i].largest: x for i, x in digits.items()}
@@ -119,6 +117,18 @@ class Accepted:
                 del self.put[j]
         self.passed[line] = f"{line} ({item}), behind which the two sides do not come together: the search ends here"
         return False
+
+
+def _with_digits(array: np.ndarray, numbers: Collection[float]) -> np.ndarray | None:
+    """An array that holds one to four numbers, with the digits of those that they are, but for float32's rounding."""
+    full = np.array(array, np.float64)
+    sizes = np.unique(np.abs(full))
+    for size in sizes if sizes.size <= 4 else ():
+        equal = [x for x in numbers if _rounds_alike(np.asarray(x), size)]
+        if equal and size not in numbers:
+            there = np.abs(full) == size
+            full[there] = np.copysign(equal[0], full[there])
+    return None if np.array_equal(full, array, equal_nan=True) else full
 
 
 def _is_converted(values: Values, number: int) -> bool:

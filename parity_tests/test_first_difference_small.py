@@ -458,6 +458,27 @@ def test_layers_in_another_order_are_said_to_be(order, name):
     assert found.kind == f"ours takes the layers in another order: {before}{order[0]} where theirs takes {before}0"
 
 
+def test_layers_that_are_repeated_one_by_one_are_not_sure_to_be_one_layer_too_many():
+    """Ours runs each layer twice, theirs all layers twice: without its second step ours goes on for one layer."""
+
+    def forward(self, x):
+        for _ in range(2):
+            for layer in self.layers:
+                x = x + torch.tanh(layer(x))
+        return x
+
+    def step(x, each):
+        return x + jnp.tanh(affine(each, x)), None
+
+    def ours(p, x):
+        return jax.lax.scan(lambda x, each: step(step(x, each)[0], each), x, p)[0]
+
+    theirs = Module(forward, layers=lambda: nn.ModuleList(linear(4) for _ in range(2)))
+    weights = {"kernel": ("layers.{layer}.weight", "o i -> i o"), "bias": "layers.{layer}.bias"}
+    found = asked(ours, theirs, weights)
+    assert not found.confirmed
+
+
 def test_scaling_at_another_place_is_not_what_is_wrong_with_scores():
     """PyTorch scales queries and keys by a root each."""
 

@@ -6,6 +6,7 @@ where a function is called in each layer, and the difference is that one.
 """
 
 import math
+import operator
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
@@ -54,7 +55,8 @@ def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple
     again = [_is_again(*each) for each in zip(place, after, strict=True)]
     if change.alone and not all(again):
         return Mended.UNKNOWN  # with axes exchanged, what follows may have to be exchanged as well
-    return Mended.ALL if all(again) else Mended.ONE_SIDE if any(again) else Mended.NOT_ALL
+    alike = all(again) and len({_layers(before) for before in (place, after)}) == 1
+    return Mended.ALL if alike else Mended.ONE_SIDE if any(again) else Mended.NOT_ALL
 
 
 def parted_after(sides: tuple[Values, Values], side: int, change: Change) -> Mended | tuple[Start | None, Start | None]:
@@ -93,6 +95,12 @@ def _is_again(before: Start | None, after: Start | None) -> bool:
     rows = before.row, after.row
     told = [(row.place, row.operation, re.sub(r"\d+", "", row.module)) for row in rows]
     return told[0] == told[1] and before.number < after.number
+
+
+def _layers(starts: tuple[Start | None, Start | None]) -> tuple[int, ...] | None:
+    """By how many layers theirs is ahead of ours, where both say in which they are."""
+    here, there = (start.row.layer if start else () for start in starts)
+    return tuple(map(operator.sub, there, here)) if len(here) == len(there) else None
 
 
 def _error(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:

@@ -278,7 +278,9 @@ def experiment(
             # What another experiment, or one of the other side, is sure of at the same two lines is sure.
             # Theirs may agree with axes exchanged because it then does one thing twice.
             confirmed = mends is Mended.ALL and not (side and agreement.change.alone)
-            best = mends, finding._replace(sure=lines in proved, confirmed=confirmed)
+            sure = lines in proved
+            said = finding.said if sure else f"perhaps {finding.said}"
+            best = mends, finding._replace(said=said, sure=sure, confirmed=confirmed)
         if mends is Mended.ALL:
             break
     return best and best[1]
@@ -420,7 +422,10 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
                 one = i in row.inputs
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
-                yield _Shown(said, k if one else start.number, i, agreement)
+                # Whole numbers may be counted in another way, where the other side does not count there.
+                here, there = values.array(k), partner.values.array(partner.number) if partner else None
+                counts = [array is not None and _has_whole_numbers(array) for array in (given, here, there)]
+                yield _Shown(said, k if one else start.number, i, agreement, sure=counts != [True, True, False])
 
 
 def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:

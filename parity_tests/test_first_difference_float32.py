@@ -174,6 +174,10 @@ def root():
     return torch.sqrt(torch.tensor(6, dtype=torch.float) * 3)
 
 
+def powers(numbers):
+    return torch.exp(-math.log(1e4) * numbers / 6)
+
+
 @pytest.mark.parametrize(
     "here, there",
     [
@@ -190,8 +194,19 @@ def root():
             ),
             lambda h: F.cross_entropy(h, torch.tensor(CLASSES), TABLE.to(h.dtype)),
         ),
+        (
+            lambda h: h * jnp.cos(430 * 1e4 ** (-jnp.arange(6) / 6)),
+            lambda h: h * (torch.tensor(430).float() * powers(torch.arange(6, dtype=torch.float32))).cos(),
+        ),
     ],
-    ids=["ours", "theirs", "theirs, its inverse", "theirs, converted twice", "theirs, in a table"],
+    ids=[
+        "ours",
+        "theirs",
+        "theirs, its inverse",
+        "theirs, converted twice",
+        "theirs, in a table",
+        "theirs, of whole numbers",
+    ],
 )
 def test_a_number_that_one_side_holds_in_float32_is_no_difference(here, there):
     theirs = Module(lambda m, x: there(m.up(x)), up=lambda: nn.Linear(6, 6, bias=False))

@@ -185,10 +185,8 @@ class _Run:
             )
             row.again = partial(_made_again, make, eqn, literals, n)
             number = self.values.add(row, array)
-            before = [known.array.dtype for known in ins if known.number is not None]
-            if is_narrow(array.dtype) and not any(map(is_narrow, before)):
-                in_library = self._outer and self._outer[-1][1]
-                self.values.note_island(number, array, _asks_for_type(eqn) and not in_library)
+            in_library = self._outer and self._outer[-1][1]
+            self.values.note_island(number, array, _asks_for_type(eqn) and not in_library)
             if not backward and self.values.rows[number].data:
                 for key in (id(eqn.source_info.traceback), place):
                     self._forward.setdefault((key, self._layer), []).append(number)

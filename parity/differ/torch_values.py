@@ -294,8 +294,7 @@ class Recorder(TorchDispatchMode):
                 else:
                     tensor.copy_(torch.from_numpy(given))
             number = self.values.add(row, tensor)
-            if is_narrow(tensor.dtype) and not any(is_narrow(read.dtype) for read in tensors):
-                self.values.note_island(number, tensor, "site-packages/" not in place.file)
+            self.values.note_island(number, tensor, "site-packages/" not in place.file)
             if func._schema.is_mutable:
                 storage = tensor.untyped_storage().data_ptr()
                 self._writers[storage] = number, _key(tensor)

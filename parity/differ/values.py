@@ -175,6 +175,8 @@ class Values:
     """How far apart such fingerprints are at most."""
     islands: dict[int, bool] = field(default_factory=dict)
     """Where fewer digits than those of float64 begin; whether the program that somebody wrote asks for them there."""
+    _whole: set[int] = field(default_factory=set)
+    """Whole numbers with fewer digits."""
     opaque: list[str] = field(default_factory=list)
     """Operations that count as one value, although there is a program inside."""
     _spent: int = 0
@@ -295,10 +297,14 @@ class Values:
         return Index([row.features if i in chosen else None for i, row in enumerate(self.rows)], self.bar)
 
     def note_island(self, number: int, array: Any, asks: bool) -> None:
-        """Notes that a value has fewer digits than those of float64; whole numbers need no more."""
-        numbers = as_numpy(array)
-        if numbers is not None and bool((np.rint(numbers.astype(np.float64)) != numbers).any()):
-            self.islands[number] = asks
+        """Notes that a value has fewer digits than those of float64, and what it is made of has not; whole numbers need
+        no more."""
+        reads = [i for i in self.rows[number].inputs if is_narrow(self.rows[i].dtype)]
+        if is_narrow(array.dtype) and self._whole.issuperset(reads) and (numbers := as_numpy(array)) is not None:
+            if bool((np.rint(numbers.astype(np.float64)) != numbers).any()):
+                self.islands[number] = asks and not reads
+            else:
+                self._whole.add(number)
 
     def only_rounds(self, number: int) -> bool:
         """Whether nothing is computed in float32 from a value of that type before it is widened again, and whatever is

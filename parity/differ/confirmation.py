@@ -8,7 +8,7 @@ where a function is called in each layer, and the difference is that one.
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from typing import Any, NamedTuple
@@ -49,9 +49,12 @@ class Mended(IntEnum):
 
 def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple[Start | None, Start | None]) -> Mended:
     """What is mended if a side computes with a change, where the two sides part at a place."""
-    after = parted_after(sides, side, change)
-    if isinstance(after, Mended):
-        return after
+    starts = _starts_after(sides, side, change)
+    if isinstance(starts, Mended):
+        return starts
+    after = paired(*starts)[:2]
+    if any(map(_is_left, place, after, starts)):
+        return Mended.NOT_ALL
     again = [_is_again(*each) for each in zip(place, after, strict=True)]
     if change.alone and not all(again):
         return Mended.UNKNOWN  # with axes exchanged, what follows may have to be exchanged as well
@@ -62,6 +65,13 @@ def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple
 def parted_after(sides: tuple[Values, Values], side: int, change: Change) -> Mended | tuple[Start | None, Start | None]:
     """Where the two sides part if one of them computes with a change; what it mends, where they do not, or where that
     cannot be seen."""
+    starts = _starts_after(sides, side, change)
+    return starts if isinstance(starts, Mended) else paired(*starts)[:2]
+
+
+def _starts_after(
+    sides: tuple[Values, Values], side: int, change: Change
+) -> Mended | tuple[list[Start], list[Start]]:
     after = _run_on(sides[side], change)
     if not isinstance(after, Values):
         return after
@@ -73,7 +83,7 @@ def parted_after(sides: tuple[Values, Values], side: int, change: Change) -> Men
     if not bad:
         return Mended.ALL
     bad_of_each = [i for i, _ in bad], [j for _, j in bad]
-    return paired(*starts_of_both((ours, theirs), bad_of_each, backward=False))[:2]
+    return starts_of_both((ours, theirs), bad_of_each, backward=False)
 
 
 def most_mended(
@@ -95,6 +105,18 @@ def _is_again(before: Start | None, after: Start | None) -> bool:
     rows = before.row, after.row
     told = [(row.place, row.operation, re.sub(r"\d+", "", row.module)) for row in rows]
     return told[0] == told[1] and before.number < after.number
+
+
+def _is_left(before: Start | None, after: Start | None, starts: Sequence[Start]) -> bool:
+    """Whether a side still parts on a line, in the same layer or step, although it is said to part later."""
+    if before is None or after is None or not before.row.layer:
+        return False
+    lines = [
+        each.row.place[:2]
+        for each in starts
+        if before.number < each.number < after.number and each.row.layer == before.row.layer
+    ]
+    return before.row.place[:2] in lines
 
 
 def _layers(starts: tuple[Start | None, Start | None]) -> tuple[int, ...] | None:

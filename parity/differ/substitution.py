@@ -279,7 +279,7 @@ def experiment(
             # Theirs may agree with axes exchanged because it then does one thing twice.
             confirmed = mends is Mended.ALL and not (side and agreement.change.alone)
             sure = lines in proved
-            said = finding.said if sure else f"perhaps {finding.said}"
+            said = finding.said if sure and confirmed else f"perhaps {finding.said}"
             best = mends, finding._replace(said=said, sure=sure, confirmed=confirmed)
         if mends is Mended.ALL:
             break

@@ -185,3 +185,31 @@ def test_whole_numbers_are_never_sure():
     found = asked(other)
     assert "int" not in found.ours.dtype
     assert "x[:, ::-1] * 1.5" in found.ours.source
+
+
+@pytest.mark.parametrize("fault, line", [("radius", "squares <= "), ("first", "index[:, -1:]")])
+def test_neighbours_that_are_chosen_otherwise_are_named_where_they_are_chosen(fault, line):
+    """As PointNet++ groups points: those within a radius, filled up with the first; ours sorts, theirs writes."""
+    x = numbers(9, WIDTH)
+
+    def forward(p, x):
+        squares = ((x[:, None] - x[None]) ** 2).sum(-1)
+        inside = squares <= (14 if fault == "radius" else 12)
+        index = jnp.sort(jnp.where(inside, jnp.arange(9), 9), axis=-1)[:, :4]
+        index = jnp.where(index == 9, index[:, -1:] % 9 if fault == "first" else index[:, :1], index)
+        return jnp.tanh(x[index].sum(1) @ p["kernel"] + p["bias"])
+
+    def forward_there(self, x):
+        index = torch.arange(9).repeat(9, 1)
+        index[((x[:, None] - x[None]) ** 2).sum(-1) > 12] = 9
+        index = index.sort(-1)[0][:, :4]
+        mask = index == 9
+        index[mask] = index[:, :1].repeat(1, 4)[mask]
+        return torch.tanh(self.linear(x[index].sum(1)))
+
+    theirs = Module(forward_there, linear=lambda: nn.Linear(WIDTH, 5))
+    weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
+    found = first_difference(forward, theirs, weights, [x], backward=False)
+    assert line in found.ours.source
+    assert found.confirmed
+    assert found.kind.startswith("the two choose otherwise here")

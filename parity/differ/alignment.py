@@ -9,7 +9,6 @@ from itertools import permutations
 
 import numpy as np
 
-from parity.differ.element_order import distance
 from parity.differ.fingerprints import BAR, Index, fingerprint
 from parity.differ.row_sets import RowIndex, is_routed, is_whole
 from parity.differ.values import Value, Values
@@ -26,7 +25,7 @@ _STEPS = 40
 """Values to go on, at most, to one that has an equal."""
 _MOST = 16
 """Parts that are looked for, at most."""
-_CHOSEN = 1 << 16
+CHOSEN = 1 << 16
 """Whole numbers, at most, that are compared one by one."""
 _LARGEST = 1 << 20
 """Elements of a value that is taken apart."""
@@ -145,7 +144,7 @@ def match(ours: Values, theirs: Values, bar: float = BAR) -> None:
 
     def in_order(i: int, j: int) -> bool:
         here, there = ours.arrays.get(i), theirs.arrays.get(j)
-        if here is None or there is None or not 1 < here.size == there.size <= _CHOSEN:
+        if here is None or there is None or not 1 < here.size == there.size <= CHOSEN:
             return True
         for key, array in ((i, here), (~j, there)):
             if key not in orders:
@@ -344,35 +343,6 @@ def paired(ours: list[Start], theirs: list[Start]) -> Paired:
         if there is not None and reach.intersection(there.agreed):
             return here, there, True
     return (ours[0] if ours else None), (theirs[0] if theirs else None), False
-
-
-def before_choices(ours: Start, theirs: Start) -> tuple[list[Start], list[Start]] | None:
-    """The starts of what whole numbers were made of, where a start reads such as the other side has not, as experts
-    that are chosen by other scores; None where these are not what parts them. A start that reads none stays."""
-    found, chosen = [], False
-    for start, other in ((ours, theirs.values), (theirs, ours.values)):
-        values, rows = start.values, start.values.rows
-        todo = [i for i in start.row.inputs if _is_other_choice(values, other, i)]
-        scores = set[int]()
-        for i in todo:
-            before = [k for k in rows[i].inputs if rows[k].data and values.leaf(k) is None]
-            todo += [k for k in before if _is_other_choice(values, other, k) and k not in todo]
-            scores.update(k for k in before if k not in values.equal and k not in todo and not is_whole(rows[k].dtype))
-        found.append(starts(values, scores) or [start])
-        chosen |= bool(scores)
-    return (found[0], found[1]) if chosen else None
-
-
-def _is_other_choice(values: Values, other: Values, number: int) -> bool:
-    """Whether a value is whole numbers that depend on data, and not those of the other side in some order; zeros and
-    ones, which are the same numbers whatever is chosen, in one order, as far as that is known."""
-    row, array = values.rows[number], values.arrays.get(number)
-    if not row.data:
-        return False
-    if array is None or array.size > _CHOSEN or not np.isin(array, (0, 1)).all():
-        return is_whole(row.dtype) and number not in values.equal and number not in values.reordered
-    known = [other.arrays[j] for j in values.equal.get(number, ()) if j in other.arrays]
-    return not any(distance(array, there) == 0 for there in known) if known else number not in values.equal
 
 
 def made_of(array: np.ndarray, other_side: Index) -> list[int]:

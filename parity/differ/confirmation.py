@@ -69,9 +69,7 @@ def parted_after(sides: tuple[Values, Values], side: int, change: Change) -> Men
     return starts if isinstance(starts, Mended) else paired(*starts)[:2]
 
 
-def _starts_after(
-    sides: tuple[Values, Values], side: int, change: Change
-) -> Mended | tuple[list[Start], list[Start]]:
+def _starts_after(sides: tuple[Values, Values], side: int, change: Change) -> Mended | tuple[list[Start], list[Start]]:
     after = _run_on(sides[side], change)
     if not isinstance(after, Values):
         return after

@@ -14,7 +14,6 @@ from parity.differ.alignment import (
     Start,
     anchors,
     are_counterparts,
-    before_choices,
     match,
     paired,
     paired_backward,
@@ -22,6 +21,7 @@ from parity.differ.alignment import (
     starts_of_both,
 )
 from parity.differ.answer import Difference, Stage
+from parity.differ.choices import before_choices, other_choice
 from parity.differ.conditioning import explained_by_rounding
 from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance, error_of
@@ -144,6 +144,8 @@ class _Parting:
         readable = self.together and not hidden
         if readable and forward and (said := other_layers(first, second, self.held_by)):
             return self._confirmed(self.sides[0].made(first.number), said)
+        if forward and not hidden and (choice := other_choice(first, second)):
+            return self._at_the_choice(*choice)
         wrong, code = read_by_both(first, second, self.held_by) if readable else (None, False)
         if wrong and self.stage == "forward" and experiment(self.sides, first, second, self.starts, (of_same_weight,)):
             wrong = None  # it is what is multiplied by the weight that is another
@@ -174,6 +176,12 @@ class _Parting:
         """At a line of ours and where theirs begins, what mends all."""
         agreed, theirs = _agreeing(self.first, self.second), self.sides[1].made(self.second.number)
         return Difference(self.stage, place, theirs, agreed, said, True, True, **self.about)
+
+    def _at_the_choice(self, i: int, j: int) -> Difference:
+        """Where both choose, and what theirs chooses mends all."""
+        sites = self.sides[0].site(i), self.sides[1].site(j)
+        said = "the two choose otherwise here: with what theirs chooses, ours goes on as theirs does"
+        return Difference(self.stage, *sites, _agreeing(self.first, self.second), said, True, True, **self.about)
 
     def _origin(self) -> Origin:
         if not self.together:

@@ -426,11 +426,18 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
                 here, there = values.array(k), partner.values.array(partner.number) if partner else None
                 counts = [array is not None and _has_whole_numbers(array) for array in (given, here, there)]
                 yield _Shown(said, k if one else start.number, i, agreement, sure=counts != [True, True, False])
+    for k, holds in product((k for k in places if values.rows[k].dtype.endswith("bool")), (True, False)):
+        if agreement := experiments.goes_on(k, np.full(values.rows[k].shape, holds)):
+            where = "everywhere" if holds else "nowhere"
+            said = f"{values.side} chooses here, {experiments.other.side} goes on as if it held {where}"
+            yield _Shown(said, k, k, agreement)
 
 
 def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:
     """Whether a value has the size that another one needs in its place, if what is done there is left out."""
     rows = experiments.values.rows
+    if rows[made].dtype.endswith("bool") and rows[read].dtype != rows[made].dtype:
+        return False  # numbers are no mask
     if rows[read].data and rows[read].largest == 0:
         return False  # a state that begins at zero is zero again without a step, and so like theirs at some step later
     size, needed = (math.prod(rows[number].shape) for number in (read, made))
@@ -466,7 +473,7 @@ def _reading(experiments: Experiments, start: Start, operands: Sequence[tuple[in
     other.want(j for j, _ in operands)
     for j, site in operands:
         there = other.array(j)
-        if j in known or there is None or row.again is None:
+        if other.copied(j) in known or j in known or there is None or row.again is None:
             continue
         for position, i in enumerate(row.inputs):
             here = values.array(i) if values.rows[i].data else None

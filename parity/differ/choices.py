@@ -1,0 +1,87 @@
+"""Whole numbers by which both sides choose: experts, neighbours, the rows that a mask keeps."""
+
+from collections.abc import Iterable
+from itertools import islice, product
+
+import numpy as np
+
+from parity.differ.alignment import CHOSEN, Start, starts
+from parity.differ.confirmation import Change, Mended, mended
+from parity.differ.element_order import distance, in_shape
+from parity.differ.row_sets import is_whole
+from parity.differ.values import Values
+
+_BACK = 4
+"""Steps, at most, back to what was chosen: the same rows are the same as a set, however often each is there."""
+_TRIED = 16
+"""Pairs of choices, at most, of which one is tried in the place of the other."""
+
+
+def before_choices(ours: Start, theirs: Start) -> tuple[list[Start], list[Start]] | None:
+    """The starts of what whole numbers were made of, where a start reads such as the other side has not, as experts
+    that are chosen by other scores; None where these are not what parts them. A start that reads none stays."""
+    found, chosen = [], False
+    for start, other in ((ours, theirs.values), (theirs, ours.values)):
+        values, rows = start.values, start.values.rows
+        choices = _choices(start, other)
+        before = {k for i in choices for k in rows[i].inputs if rows[k].data and values.leaf(k) is None}
+        scores = {k for k in before - {*choices} if k not in values.equal and not is_whole(rows[k].dtype)}
+        found.append(starts(values, scores) or [start])
+        chosen |= bool(scores)
+    return (found[0], found[1]) if chosen else None
+
+
+def other_choice(ours: Start, theirs: Start) -> tuple[int, int] | None:
+    """(ours, theirs): the first whole numbers by which both choose, or whether something holds, with which ours goes on
+    to its end as theirs does if it has those of theirs."""
+    sides = ours.values, theirs.values
+    choices = _choices(ours, theirs.values, _BACK), _choices(theirs, ours.values, _BACK)
+    for values, numbers in zip(sides, choices, strict=True):
+        values.want(numbers)
+    tried = ((i, j, array) for i, j in product(*map(sorted, choices)) for array in _given(*sides, i, j))
+    for i, j, array in islice(tried, _TRIED):
+        if mended(sides, 0, Change(i, array, {}), (ours, theirs)) is Mended.ALL:
+            return i, j
+    return None
+
+
+def _given(ours: Values, theirs: Values, i: int, j: int) -> Iterable[np.ndarray]:
+    """What theirs chooses, in the shape of ours; of what holds, also the contrary."""
+    here, there = ours.arrays.get(i), theirs.arrays.get(j)
+    if here is None or there is None or here.size != there.size or (here.dtype == bool) != (there.dtype == bool):
+        return []
+    moved = in_shape(there, here.shape)[:1]
+    return [
+        each.astype(here.dtype)
+        for array in moved
+        for each in (array, ~array if array.dtype == bool else None)
+        if each is not None
+    ]
+
+
+def _choices(start: Start, other: Values, steps: int = 0) -> list[int]:
+    """The whole numbers that the other side has not, by which a start chooses, or what it is made of in so many steps;
+    and those that they are made of."""
+    values, readers = start.values, [start.number]
+
+    def before(k: int) -> list[int]:
+        return [i for i in values.rows[k].inputs if values.rows[i].data and values.leaf(i) is None]
+
+    for _ in range(steps):
+        readers += [i for k in readers for i in before(k) if i not in readers]
+    found = [i for k in readers for i in before(k) if _is_other_choice(values, other, i)]
+    for k in found:
+        found += [i for i in before(k) if _is_other_choice(values, other, i) and i not in found]
+    return list(dict.fromkeys(found))
+
+
+def _is_other_choice(values: Values, other: Values, number: int) -> bool:
+    """Whether a value is whole numbers that depend on data, and not those of the other side in some order; zeros and
+    ones, which are the same numbers whatever is chosen, in one order, as far as that is known."""
+    row, array = values.rows[number], values.arrays.get(number)
+    if not row.data:
+        return False
+    if array is None or array.size > CHOSEN or not np.isin(array, (0, 1)).all():
+        return is_whole(row.dtype) and number not in values.equal and number not in values.reordered
+    known = [other.arrays[j] for j in values.equal.get(number, ()) if j in other.arrays]
+    return not any(distance(array, there) == 0 for there in known) if known else number not in values.equal

@@ -2,6 +2,7 @@
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -213,3 +214,35 @@ def test_neighbours_that_are_chosen_otherwise_are_named_where_they_are_chosen(fa
     assert line in found.ours.source
     assert found.confirmed
     assert found.kind.startswith("the two choose otherwise here")
+
+
+@pytest.mark.parametrize("line", ["segment_max", "segment_sum"])
+def test_rows_of_another_index_are_named_by_what_they_are_taken_by(line):
+    """Edges, of which ours sums by where they begin, once or in all of a softmax, and theirs by where they end."""
+    edges = np.array([[0, 1, 2, 2, 3, 0, 1], [1, 2, 0, 3, 3, 2, 0]])
+
+    def softmax(scores, first, then):
+        top = jax.ops.segment_max(scores, then, num_segments=4)
+        shifted = jnp.exp(scores - top[then])
+        return shifted / jax.ops.segment_sum(shifted, first, num_segments=4)[then]
+
+    def forward(p, x, edges):
+        h = x @ p["kernel"] + p["bias"]
+        begins, ends = edges
+        return jnp.tanh(softmax(h[begins] * h[ends], begins, begins if line == "segment_max" else ends)) * h[begins]
+
+    def forward_there(self, x, edges):
+        h = self.linear(x)
+        begins, ends = edges
+        scores = h[begins] * h[ends]
+        index = ends[:, None].expand_as(scores)
+        top = torch.full_like(h, -torch.inf).scatter_reduce_(0, index, scores, "amax")
+        shifted = torch.exp(scores - top.gather(0, index))
+        return torch.tanh(shifted / torch.zeros_like(h).scatter_add_(0, index, shifted).gather(0, index)) * h[begins]
+
+    theirs = Module(forward_there, linear=lambda: nn.Linear(WIDTH, 5))
+    weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
+    found = first_difference(forward, theirs, weights, [numbers(4, WIDTH), edges], backward=False)
+    assert line in found.ours.source
+    assert found.kind == "ours reads another part of input 1 than theirs"
+    assert found.confirmed

@@ -7,8 +7,9 @@ import numpy as np
 
 from parity.differ.alignment import CHOSEN, Start, starts
 from parity.differ.confirmation import Change, Mended, mended
-from parity.differ.element_order import distance, in_shape
+from parity.differ.element_order import distance, in_shape, without_copies
 from parity.differ.row_sets import is_whole
+from parity.differ.substitution import told_of
 from parity.differ.values import Values
 
 _BACK = 4
@@ -43,6 +44,44 @@ def other_choice(ours: Start, theirs: Start) -> tuple[int, int] | None:
         if mended(sides, 0, Change(i, array, {}), (ours, theirs)) is Mended.ALL:
             return i, j
     return None
+
+
+def other_rows(ours: Start, theirs: Start) -> tuple[str, bool] | None:
+    """That ours reads or writes rows by another input than theirs; and whether it mends all if it does so by theirs,
+    there or in all of the same call."""
+    values, rows, chain = ours.values, ours.values.rows, ours.row.place.chain
+    tables = _tables(values, range(len(rows)))
+    read = {i: array for i, array in _tables(values, ours.row.inputs).items() if values.leaf(i) is None}
+    for (i, here), there in product(read.items(), _tables(theirs.values, theirs.row.inputs).values()):
+        alike = [[k for k, table in tables.items() if _lists(table, each)] for each in (here, there)]
+        if _lists(here, there) or not all(each and _is_input(values, each[0]) for each in alike):
+            continue
+        called = [k for k in alike[0] if rows[k].place.chain == chain and values.leaf(k) is None]
+        for numbers in ({i}, {i, *called}):
+            changed = {k: np.broadcast_to(there.reshape(tables[k].shape), rows[k].shape) for k in numbers}
+            mends = mended((values, theirs.values), 0, Change(i, changed.pop(i), changed), (ours, theirs))
+            if mends > Mended.NOT_ALL:
+                here_by, there_by = (told_of(values, each[0]) for each in alike)
+                what = f"{here_by} where theirs reads {there_by}"
+                what = what if here_by != there_by else f"another part of {here_by} than theirs"
+                return f"ours reads {what}", mends is Mended.ALL
+    return None
+
+
+def _tables(values: Values, numbers: Iterable[int]) -> dict[int, np.ndarray]:
+    """Those of the values that are whole numbers of no data, each without its copies along axes."""
+    tables = [i for i in numbers if not values.rows[i].data and is_whole(values.rows[i].dtype)]
+    values.want(tables)
+    held = {i: values.arrays[i] for i in tables if i in values.arrays}
+    return {i: without_copies(array) for i, array in held.items() if 1 < array.size <= CHOSEN and array.dtype != bool}
+
+
+def _is_input(values: Values, number: int) -> bool:
+    return values.rows[values.copied(number)].kind == "input"
+
+
+def _lists(table: np.ndarray, numbers: np.ndarray) -> bool:
+    return np.array_equal(table.ravel(), numbers.ravel())
 
 
 def _given(ours: Values, theirs: Values, i: int, j: int) -> Iterable[np.ndarray]:

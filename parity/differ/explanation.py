@@ -21,7 +21,7 @@ from parity.differ.alignment import (
     starts_of_both,
 )
 from parity.differ.answer import Difference, Stage
-from parity.differ.choices import before_choices, other_choice
+from parity.differ.choices import before_choices, other_choice, other_rows
 from parity.differ.conditioning import explained_by_rounding
 from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance, error_of
@@ -137,6 +137,9 @@ class _Parting:
         """The answer: another order, another weight, a kind that the numbers prove, what an experiment shows; else the
         two lines."""
         first, second, forward = self.first, self.second, self.stage != "backward"
+        if forward and (rows := other_rows(first, second)):
+            sites = self.sides[0].made(first.number), self.sides[1].made(second.number)
+            return Difference(self.stage, *sites, _agreeing(first, second), rows[0], True, rows[1], **self.about)
         origin = self._origin()
         if origin.inherited is not None and origin.checked:
             return self._in_other_order(*origin.inherited, origin)

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from parity.differ.values import NOWHERE, STACK, Kind, Place, Step, Value, Values, is_narrow, read_line
+from parity.differ.values import NOWHERE, ROW, STACK, Kind, Place, Step, Value, Values, is_narrow, read_line
 from parity.gates.pytrees import is_key
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
@@ -265,9 +265,7 @@ class _Run:
         if before.operation == STACK and len(before.inputs) == before.shape[0]:
             return Known(array, before.inputs[i])
         place = self._outer[-1][0] if self._outer else NOWHERE
-        row = Value(
-            "operation", "layer row", (known.number,), before.name, "", place, self._layer, backward=before.backward
-        )
+        row = Value("operation", ROW, (known.number,), before.name, "", place, self._layer, backward=before.backward)
         row.again = lambda arrays: arrays[0][i]
         return Known(array, self.values.add(row, array))
 

@@ -10,11 +10,13 @@ import numpy as np
 
 from parity.differ.fingerprints import Index, fingerprint
 from parity.differ.row_sets import is_whole
-from parity.differ.values import Values
+from parity.differ.values import ROW, Values
 
 _CHOOSES = re.compile(r"aten\.(index|index_select|masked_select)")
 _MOST, _CHOICES, _PARTS, _LARGEST = 1 << 16, 8, 16, 1 << 18
 """Rows, choices of rows, parts of an array, and its elements, at most."""
+_AXES = 4
+"""Axes, at most, along which the other side may go step by step."""
 _FEWEST = 3
 """Numbers, at least, by which rows are told from others."""
 
@@ -25,6 +27,11 @@ def match_in_parts(ours: Values, theirs: Values) -> None:
     in theirs those that it has before it pads."""
     for values, other in ((ours, theirs), (theirs, ours)):
         _note(values, other, partial(_stacked, other.index()))
+        # What goes step by step over an array that agrees reads what agrees.
+        for k in sorted(values.live() - values.equal.keys()):
+            row = values.rows[k]
+            if row.operation == ROW and row.data:
+                _pair(values, other, [(k, j) for j in values.equal.get(row.inputs[0], ())])
     lines: dict[tuple[str, int, int], list[tuple[int, np.ndarray]]] = {}
     for k, source, count, rows in _choices(theirs):
         row = theirs.rows[k]
@@ -75,13 +82,16 @@ def _equals(index: Index, arrays: Iterable[np.ndarray]) -> list[int]:
 
 
 def _parts(array: np.ndarray) -> Iterator[list[np.ndarray]]:
-    """An array in equal parts along its first axis, or in single numbers."""
+    """An array in equal parts along its first axis, in rows along another one, or in single numbers."""
     if 1 < array.size <= _PARTS:
         yield list(array.reshape(-1, 1))
     length = len(array) if array.ndim > 1 else 0
     for count in range(2, min(length, _PARTS) + 1):
         if length % count == 0 and array.size // count >= _FEWEST:
             yield np.split(array, count)
+    for axis, length in enumerate(array.shape[1:_AXES], 1):
+        if 1 < length <= _PARTS and array.size // length >= _FEWEST:
+            yield [array.take(k, axis) for k in range(length)]
 
 
 def _choices(values: Values) -> Iterator[tuple[int, int, int, np.ndarray]]:

@@ -350,13 +350,15 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
             copies, its = _copied_from(values, i), _copied_from(values, k)
             apart = next((n for n, before in pairwise(copies) if before in its), None)
             if apart is not None:
-                return values.site(apart), f"two parts of {_told(values, values.rows[apart].inputs[-1])} are exchanged"
-            told = [_told(values, n) for n in (i, k)]
+                return values.site(
+                    apart
+                ), f"two parts of {told_of(values, values.rows[apart].inputs[-1])} are exchanged"
+            told = [told_of(values, n) for n in (i, k)]
             if told[0] == told[1]:
                 return values.site(i), f"two results of {told[0]} are exchanged, or what they are made of"
             return values.made(ours.number), f"ours takes {told[0]} for {told[1]}, and the other way round"
         if parted_after((values, other), 0, Change(i, there, {})) is Mended.ALL:
-            return values.made(ours.number), f"ours reads {_told(values, i)} where theirs reads {_told(other, j)}"
+            return values.made(ours.number), f"ours reads {told_of(values, i)} where theirs reads {told_of(other, j)}"
     return None
 
 
@@ -485,7 +487,7 @@ def _reading(experiments: Experiments, start: Start, operands: Sequence[tuple[in
                 with suppress(Exception):
                     agreement = experiments.goes_on(start.number, np.asarray(row.again(given)))
                     if agreement is not None:
-                        said = f"{values.side} reads {_told(values, i)} where {other.side} reads {_told(other, j)}"
+                        said = f"{values.side} reads {told_of(values, i)} where {other.side} reads {told_of(other, j)}"
                         yield _Shown(said, start.number, i, agreement, site)
 
 
@@ -618,7 +620,7 @@ def _other_axes(experiments: Experiments, start: Start, partner: Start | None, o
         for a, b in combinations((axis for axis, size in enumerate(array.shape) if size > 1), 2):
             agreement = experiments.goes_on(i, array.swapaxes(a, b), alone=True)
             if agreement is not None:
-                yield _Shown(f"axes {a} and {b} of {_told(values, i)} are exchanged", start.number, i, agreement)
+                yield _Shown(f"axes {a} and {b} of {told_of(values, i)} are exchanged", start.number, i, agreement)
 
 
 def _other_sign(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
@@ -659,14 +661,14 @@ def _does(start: Start, partner: Start | None, row: Value, read: int) -> str:
     """What an operation does to one of the values that it reads: `adds 1e-05`."""
     name = row.operation.split(".")[-1].rstrip("_")
     sizes = sizes_around(start, *([partner] if partner else []))
-    with_what = [_told(start.values, k, row, sizes) for k in row.inputs if k != read]
+    with_what = [told_of(start.values, k, row, sizes) for k in row.inputs if k != read]
     with_what += [called(x, sizes) for x in row.literals]
     if name in _VERBS and len(with_what) == 1:
         return f"{_VERBS[name]} {with_what[0]}"
     return f"applies {name}{' with ' * bool(with_what)}{', '.join(with_what[:2])}"
 
 
-def _told(values: Values, number: int, by: Value | None = None, sizes: Collection[int] = ()) -> str:
+def told_of(values: Values, number: int, by: Value | None = None, sizes: Collection[int] = ()) -> str:
     """A value as an operand is called: a weight by its name, a number by itself, else by the line that computes it; on
     the line of what it is read `by`, by its operation and the weights in it."""
     row, leaf = values.rows[number], values.leaf(number)

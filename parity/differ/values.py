@@ -22,7 +22,7 @@ _COPIES = re.compile(
     r"reshape|transpose|\.to$|view|squeeze|slice|expand|permute|broadcast|copy|detach|convert|clone|alias|flatten"
     r"|\bt\b|select(?!_)|split|unbind|chunk|layer row|contiguous"
 )
-STACK = "stack of layers"
+STACK, ROW = "stack of layers", "layer row"
 """The operation that puts together what the iterations of a scan return."""
 GRADIENT = "the gradient of "
 """With the name of a weight: the output that is its gradient."""

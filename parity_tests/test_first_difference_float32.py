@@ -215,3 +215,14 @@ def test_a_number_that_one_side_holds_in_float32_is_no_difference(here, there):
     assert found.narrow
     wrong = first_difference(lambda p, x: 1.00001 * here(x @ p["up"].T), theirs, {"up": "up.weight"}, [numbers(3, 6)])
     assert "1.00001" in wrong.kind
+
+
+def test_a_whole_number_is_not_rounded_to_float32():
+    """Rows are counted by 2, and a factor of theirs rounds to it."""
+    theirs = Module(lambda m, x: m.up(x) * 2.0000001 + 0.1, up=lambda: nn.Linear(6, 6, bias=False))
+
+    def ours(p, x):
+        return (x @ p["up"].T * 2.0000001)[jnp.arange(6) // 2]
+
+    found = first_difference(ours, theirs, {"up": "up.weight"}, [numbers(6, 6)])
+    assert "// 2" in found.ours.source

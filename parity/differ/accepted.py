@@ -89,7 +89,7 @@ class Accepted:
             row = ours.rows[i]
             if row.operation != "convert_element_type" or math.prod(row.shape) != 1 or row.largest in self.digits:
                 continue
-            if float(np.float32(row.largest)) == row.largest:
+            if float(np.float32(row.largest)) == row.largest != np.rint(row.largest):
                 full = [y for y in written if _rounds_alike(np.asarray(y), np.asarray(row.largest))]
                 found |= {i: full[0]} if full else {}
         return found

@@ -180,7 +180,12 @@ CASES = {
     "softmax over the other axis": (
         lambda p, x, h: jax.nn.softmax(h, axis=0),
         lambda m, x, h: F.softmax(h, dim=-1),
-        "axes 0 and 1 of `h = x @ p[\"up\"].T`",
+        "the two go over different axes of `h = x @ p[\"up\"].T`",
+    ),
+    "a choice that theirs makes everywhere": (
+        lambda p, x, h: jnp.where(GRID > 2, jnp.where(h > 0.1, jnp.tanh(h), h * h), h),
+        lambda m, x, h: torch.where(h > -9, torch.tanh(h), h * h) * torch.tensor(GRID > 2) + h * torch.tensor(GRID <= 2),
+        "the two choose otherwise here: with what theirs chooses, ours goes on as theirs does",
     ),
     "a branch less, its residual kept": (
         lambda p, x, h: h * p["scale"],
@@ -554,7 +559,7 @@ def test_a_factor_of_a_number_that_is_returned_is_told():
         return {"first": first + second, "total": first + second + second}
 
     found = part(loss, loss_there, names=("up", "down"), backward=False)
-    assert found.kind == "theirs applies div here, ours goes on as without it"
+    assert found.kind == "perhaps theirs applies div here, ours goes on as without it"
     assert found.theirs.source == "first = (first + second) / 2"
 
 
@@ -847,3 +852,18 @@ def test_whole_numbers_are_no_activation():
     )
     assert found
     assert "activation" not in (found.kind or "")
+
+
+def test_an_input_is_named_where_another_one_is_computed_with():
+    """Which theirs reads on another line first."""
+
+    def shares(p, x, counts, others):
+        return jnp.tanh(x @ p["up"].T).sum(1) / jnp.maximum(others // 2, 1)
+
+    def shares_there(m, x, counts, others):
+        h = torch.tanh(m.up(x)) + 0 * counts[:, None]
+        return h.sum(1) / counts.clamp(min=1)
+
+    found = part(shares, shares_there, NUMBERS, np.array([4, 3, 2, 6, 5, 1]), np.array([20, 9, 16, 4, 6, 8]))
+    assert found.kind.endswith("where theirs reads input 1")
+    assert "clamp" in found.theirs.source

@@ -377,7 +377,9 @@ def _one_sided(
     if values.side == "theirs":
         sites = [(theirs, ours) for ours, theirs in sites]
     agreed: Any = tuple(sites[1:])
-    return Difference(stage, *sites[0], agreed, said, sure and bool(site and site.source), False, **about)
+    sure = sure and bool(site and site.source)
+    said = f"perhaps {said}" if said and not sure else said
+    return Difference(stage, *sites[0], agreed, said, sure, False, **about)
 
 
 def hidden_by(one: Values, stop: int, theirs: Values, gradients: Gradients, held_by: Held) -> tuple[set[str], set[str]]:

@@ -6,8 +6,10 @@ had the other sign. Where it then computes what the other side computes, and did
 """
 
 import math
+import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from fractions import Fraction
 from functools import cached_property, partial
 from itertools import combinations, islice, pairwise, product
 from typing import Any, NamedTuple
@@ -35,10 +37,13 @@ _PATH = 8
 """Steps, at most, from a value back to one that stands for it wherever the program comes to these lines again."""
 _CONFIRMED = 8
 """Experiments, at most, that are carried on to the end."""
+_SIMPLE = 32
+"""The largest denominator of a simple fraction."""
 _ORDERS = 24
 """Orders of axes, at most."""
 _LARGEST, _LARGEST_WEIGHT = 1 << 22, 1 << 25
 """Elements of an array that is computed with, and of a weight."""
+_REDUCES = re.compile(r"reduce|cum|sum|mean|max|min|var|prod|sort|softmax")
 _VERBS = {
     "add": "adds",
     "sub": "subtracts",
@@ -278,12 +283,21 @@ def experiment(
             # What another experiment, or one of the other side, is sure of at the same two lines is sure.
             # Theirs may agree with axes exchanged because it then does one thing twice.
             confirmed = mends is Mended.ALL and not (side and agreement.change.alone)
+            confirmed = confirmed and not _by_chance(sides[side].array(agreement.change.number), agreement.change.array)
             sure = lines in proved
             said = finding.said if sure and confirmed else f"perhaps {finding.said}"
             best = mends, finding._replace(said=said, sure=sure, confirmed=confirmed)
         if mends is Mended.ALL:
             break
     return best and best[1]
+
+
+def _by_chance(before: np.ndarray | None, after: np.ndarray) -> bool:
+    """Whether it is a single number, as a loss is, that becomes a simple fraction of itself: many things do that."""
+    if before is None or not before.size == after.size == 1 or not before.item():
+        return False
+    ratio = after.item() / before.item()
+    return abs(ratio - float(Fraction(ratio).limit_denominator(_SIMPLE))) < 1e-9 * abs(ratio)
 
 
 def _findings(
@@ -420,7 +434,12 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
         moved = [] if array is None else in_shape(array, row.shape)
         for given, again in product(moved, ({}, twins) if twins else ({},)):
             agreement = experiments.goes_on(k, given, twins=again)
-            if agreement is not None:
+            both = (
+                k == start.number
+                and partner is not None
+                and _by_number(row, values) == _by_number(partner.row, partner.values) != ""
+            )
+            if agreement is not None and not both:
                 one = i in row.inputs
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
@@ -433,6 +452,14 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
             where = "everywhere" if holds else "nowhere"
             said = f"{values.side} chooses here, {experiments.other.side} goes on as if it held {where}"
             yield _Shown(said, k, k, agreement)
+
+
+def _by_number(row: Value, values: Values) -> str:
+    """What an operation does to one array by a number, which the other side may do by another one."""
+    [name] = re.findall(r"\b(mul|div|add|sub)_?$", row.operation) or [""]
+    arrays = [i for i in row.inputs if values.rows[i].data or math.prod(values.rows[i].shape) > 1]
+    one = len(arrays) == 1 and values.rows[arrays[0]].data and values.leaf(arrays[0]) is None
+    return ("scales" if name in ("mul", "div") else "shifts") if name and one else ""
 
 
 def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:
@@ -498,17 +525,29 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
     for i, j in product(_tables(values, [start]), tables):
         if j not in values.equal.get(i, ()) and (agreement := _with_table(experiments, i, j)) is not None:
             origin, its, sure = _origin(experiments, i, j)
-            given = [side.rows[side.copied(n)] for side, n in ((values, origin), (other, its))]
-            names = [f"input {row.name}" for row in given if row.kind == "input"]
+            given = [_read_from(side, n) for side, n in ((values, origin), (other, its))]
             sites = values.made(origin), other.made(its)
-            names = names if len(set(names)) == 2 else [f"`{site.source}`" for site in sites]
+            told = [
+                f"input {row.name}" if row.kind == "input" else f"`{site.source}`"
+                for row, site in zip(given, sites, strict=True)
+            ]
+            names = told if told[0] != told[1] else [f"`{site.source}`" for site in sites]
             said = f"{values.side} reads {names[0]} where {other.side} reads {names[1]}"
+            # The line that makes a table, or reads an input first, is not the one that reads the wrong one.
+            site = None if partner is None else other.shown(partner.number)
             if names[0].startswith("input ") or (j in other.equal and _is_read_rightly(values, origin)):
-                # The line that makes a table is not the one that reads the wrong one.
-                site = None if partner is None else other.shown(partner.number)
                 yield _Shown(said, start.number, i, agreement, site)
-                continue
-            yield _Shown(said, origin, i, agreement, sites[1], sure)
+            else:
+                yield _Shown(said, origin, i, agreement, site if names[1].startswith("input ") else sites[1], sure)
+
+
+def _read_from(values: Values, number: int) -> Value:
+    """What a table is a copy of; the input that has the same numbers, as one that is clipped or converted may."""
+    number = values.copied(number)
+    array, rows = values.arrays.get(number), values.rows
+    inputs = [k for k, row in enumerate(rows) if row.kind == "input" and not row.data]
+    same = [k for k in inputs if array is not None and np.array_equal(values.arrays.get(k, np.nan), array)]
+    return rows[same[0] if same else number]
 
 
 def _is_read_rightly(values: Values, number: int) -> bool:
@@ -620,7 +659,10 @@ def _other_axes(experiments: Experiments, start: Start, partner: Start | None, o
         for a, b in combinations((axis for axis, size in enumerate(array.shape) if size > 1), 2):
             agreement = experiments.goes_on(i, array.swapaxes(a, b), alone=True)
             if agreement is not None:
-                yield _Shown(f"axes {a} and {b} of {told_of(values, i)} are exchanged", start.number, i, agreement)
+                told = f"axes {a} and {b} of {told_of(values, i)} are exchanged"
+                if _REDUCES.search(start.row.operation):
+                    told = f"the two go over different axes of {told_of(values, i)}"
+                yield _Shown(told, start.number, i, agreement)
 
 
 def _other_sign(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:

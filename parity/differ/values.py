@@ -221,7 +221,10 @@ class Values:
         row = self.rows[number]
         if row.kind != "operation":
             return Site(row.kind, row.name, shape=row.shape, dtype=row.dtype, source=row.name)
-        file, line, function, chain, source = row.place
+        # What PyTorch does of itself on the way back has no line; what reads it, or it reads, has.
+        around = (self.rows[k].place for k in (*self.readers(number), *row.inputs))
+        place = row.place if row.place.file else next((each for each in around if each.file), row.place)
+        file, line, function, chain, source = place
         source = source or read_line(file, line)
         about = row.layer, row.shape, row.dtype, row.backward, chain
         return Site(row.operation, row.module, file, line, source, function, *about)
@@ -276,7 +279,7 @@ class Values:
 
     def shown(self, number: int) -> Site:
         """The place of a value; a slice or a view shows nothing: what is made of it."""
-        while self.copies(number) and (after := self.readers(number)):
+        while self.copies(number) and (after := [k for k in self.readers(number) if self.rows[k].place.file]):
             number = after[0]
         return self.site(number)
 

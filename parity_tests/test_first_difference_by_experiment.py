@@ -184,7 +184,7 @@ CASES = {
     ),
     "a choice that theirs makes everywhere": (
         lambda p, x, h: jnp.where(GRID > 2, jnp.where(h > 0.1, jnp.tanh(h), h * h), h),
-        lambda m, x, h: torch.where(h > -9, torch.tanh(h), h * h) * torch.tensor(GRID > 2) + h * torch.tensor(GRID <= 2),
+        lambda m, x, h: torch.where(torch.tensor(GRID > 2), torch.where(h > -9, torch.tanh(h), h * h), h),
         "the two choose otherwise here: with what theirs chooses, ours goes on as theirs does",
     ),
     "a branch less, its residual kept": (

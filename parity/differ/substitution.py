@@ -651,7 +651,8 @@ def _has_part(table: np.ndarray | None, features: Any) -> bool:
 def _other_axes(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
     """This side does to one axis what the other does to another."""
     values = experiments.values
-    for i in sorted(start.agreed, key=lambda i: values.leaf(i) is None):
+    tables = [i for i in start.row.inputs if not values.rows[i].data]
+    for i in (*tables, *sorted(start.agreed, key=lambda i: values.leaf(i) is None)):
         array = values.array(i) if experiments.is_small(i) else None
         if array is None or not 2 <= array.ndim <= 5:
             continue

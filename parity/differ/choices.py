@@ -1,5 +1,6 @@
 """Whole numbers by which both sides choose: experts, neighbours, the rows that a mask keeps."""
 
+import math
 from collections.abc import Iterable
 from itertools import islice, product
 
@@ -32,9 +33,9 @@ def before_choices(ours: Start, theirs: Start) -> tuple[list[Start], list[Start]
     return (found[0], found[1]) if chosen else None
 
 
-def other_choice(ours: Start, theirs: Start) -> tuple[int, int] | None:
+def other_choice(ours: Start, theirs: Start) -> tuple[int, int, bool] | None:
     """(ours, theirs): the first whole numbers by which both choose, or whether something holds, with which ours goes on
-    to its end as theirs does if it has those of theirs."""
+    to its end as theirs does if it has those of theirs; and whether what they are made of agrees."""
     sides = ours.values, theirs.values
     choices = _choices(ours, theirs.values, _BACK), _choices(theirs, ours.values, _BACK)
     for values, numbers in zip(sides, choices, strict=True):
@@ -42,8 +43,19 @@ def other_choice(ours: Start, theirs: Start) -> tuple[int, int] | None:
     tried = ((i, j, array) for i, j in product(*map(sorted, choices)) for array in _given(*sides, i, j))
     for i, j, array in islice(tried, _TRIED):
         if mended(sides, 0, Change(i, array, {}), (ours, theirs)) is Mended.ALL:
-            return i, j
+            read = {k for k in ours.values.rows[i].inputs if ours.values.rows[k].data}
+            return i, j, all(k in ours.values.equal or _is_chosen(*sides, k) for k in read)
     return None
+
+
+def _is_chosen(ours: Values, theirs: Values, number: int) -> bool:
+    """Whether theirs has the same whole numbers, one by one."""
+    shape = ours.rows[number].shape
+    same = [j for j, row in enumerate(theirs.rows) if is_whole(row.dtype) and math.prod(row.shape) == math.prod(shape)]
+    ours.want([number])
+    theirs.want(same)
+    known = (theirs.arrays[j] for j in same if j in theirs.arrays)
+    return number in ours.arrays and any(_lists(ours.arrays[number], array) for array in known)
 
 
 def other_rows(ours: Start, theirs: Start) -> tuple[str, bool] | None:

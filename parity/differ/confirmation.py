@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
+from itertools import starmap
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -58,7 +59,8 @@ def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple
     again = [_is_again(*each) for each in zip(place, after, strict=True)]
     if change.alone and not all(again):
         return Mended.UNKNOWN  # with axes exchanged, what follows may have to be exchanged as well
-    alike = all(again) and len({_layers(before) for before in (place, after)}) == 1
+    moved = set(filter(None, starmap(_layers_on, zip(place, after, strict=True))))
+    alike = all(again) and (len(moved) < 2 or len(set(map(len, moved))) == 2)
     return Mended.ALL if alike else Mended.ONE_SIDE if any(again) else Mended.NOT_ALL
 
 
@@ -117,10 +119,11 @@ def _is_left(before: Start | None, after: Start | None, starts: Sequence[Start])
     return before.row.place[:2] in lines
 
 
-def _layers(starts: tuple[Start | None, Start | None]) -> tuple[int, ...] | None:
-    """By how many layers theirs is ahead of ours, where both say in which they are."""
-    here, there = (start.row.layer if start else () for start in starts)
-    return tuple(map(operator.sub, there, here)) if len(here) == len(there) else None
+def _layers_on(before: Start | None, after: Start | None) -> tuple[int, ...] | None:
+    """By how many layers or steps a side is further on; None where it is in the same, or does not say in which."""
+    layers = [start.row.layer if start else () for start in (before, after)]
+    same = len(layers[0]) != len(layers[1]) or layers[0] == layers[1]
+    return None if same else tuple(map(operator.sub, layers[1], layers[0]))
 
 
 def _error(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:

@@ -180,11 +180,11 @@ class _Parting:
         agreed, theirs = _agreeing(self.first, self.second), self.sides[1].made(self.second.number)
         return Difference(self.stage, place, theirs, agreed, said, True, True, **self.about)
 
-    def _at_the_choice(self, i: int, j: int) -> Difference:
+    def _at_the_choice(self, i: int, j: int, proved: bool) -> Difference:
         """Where both choose, and what theirs chooses mends all."""
         sites = self.sides[0].site(i), self.sides[1].site(j)
         said = "the two choose otherwise here: with what theirs chooses, ours goes on as theirs does"
-        return Difference(self.stage, *sites, _agreeing(self.first, self.second), said, True, True, **self.about)
+        return Difference(self.stage, *sites, _agreeing(self.first, self.second), said, True, proved, **self.about)
 
     def _origin(self) -> Origin:
         if not self.together:

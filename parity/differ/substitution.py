@@ -434,12 +434,7 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
         moved = [] if array is None else in_shape(array, row.shape)
         for given, again in product(moved, ({}, twins) if twins else ({},)):
             agreement = experiments.goes_on(k, given, twins=again)
-            both = (
-                k == start.number
-                and partner is not None
-                and _by_number(row, values) == _by_number(partner.row, partner.values) != ""
-            )
-            if agreement is not None and not both:
+            if agreement is not None and not _both_by_numbers(row, values, partner, agreement):
                 one = i in row.inputs
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
@@ -452,6 +447,13 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
             where = "everywhere" if holds else "nowhere"
             said = f"{values.side} chooses here, {experiments.other.side} goes on as if it held {where}"
             yield _Shown(said, k, k, agreement)
+
+
+def _both_by_numbers(row: Value, values: Values, partner: Start | None, agreement: Agreement) -> bool:
+    """Whether the other side multiplies, or adds, there as well by another number, which this side never does."""
+    if partner is None or agreement.first == partner.number:
+        return False
+    return _by_number(row, values) == _by_number(partner.row, partner.values) != ""
 
 
 def _by_number(row: Value, values: Values) -> str:

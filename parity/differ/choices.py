@@ -62,11 +62,13 @@ def other_rows(ours: Start, theirs: Start) -> tuple[str, bool] | None:
     """That ours reads or writes rows by another input than theirs; and whether it mends all if it does so by theirs,
     there or in all of the same call."""
     values, rows, chain = ours.values, ours.values.rows, ours.row.place.chain
-    tables = _tables(values, range(len(rows)))
     read = {i: array for i, array in _tables(values, ours.row.inputs).items() if values.leaf(i) is None}
-    for (i, here), there in product(read.items(), _tables(theirs.values, theirs.row.inputs).values()):
+    pairs = [(i, read[i], there) for i in read for there in _tables(theirs.values, theirs.row.inputs).values()]
+    pairs = [(i, here, there) for i, here, there in pairs if here.size == there.size and not _lists(here, there)]
+    tables = _tables(values, range(len(rows)) if pairs else ())
+    for i, here, there in pairs:
         alike = [[k for k, table in tables.items() if _lists(table, each)] for each in (here, there)]
-        if _lists(here, there) or not all(each and _is_input(values, each[0]) for each in alike):
+        if not all(each and _is_input(values, each[0]) for each in alike):
             continue
         called = [k for k in alike[0] if rows[k].place.chain == chain and values.leaf(k) is None]
         for numbers in ({i}, {i, *called}):
@@ -102,12 +104,8 @@ def _given(ours: Values, theirs: Values, i: int, j: int) -> Iterable[np.ndarray]
     if here is None or there is None or here.size != there.size or (here.dtype == bool) != (there.dtype == bool):
         return []
     moved = in_shape(there, here.shape)[:1]
-    return [
-        each.astype(here.dtype)
-        for array in moved
-        for each in (array, ~array if array.dtype == bool else None)
-        if each is not None
-    ]
+    moved += [~array for array in moved if array.dtype == bool]
+    return [array.astype(here.dtype) for array in moved]
 
 
 def _choices(start: Start, other: Values, steps: int = 0) -> list[int]:

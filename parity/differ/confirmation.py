@@ -111,12 +111,8 @@ def _is_left(before: Start | None, after: Start | None, starts: Sequence[Start])
     """Whether a side still parts on a line, in the same layer or step, although it is said to part later."""
     if before is None or after is None or not before.row.layer:
         return False
-    lines = [
-        each.row.place[:2]
-        for each in starts
-        if before.number < each.number < after.number and each.row.layer == before.row.layer
-    ]
-    return before.row.place[:2] in lines
+    between = (each.row for each in starts if before.number < each.number < after.number)
+    return any(row.place[:2] == before.row.place[:2] and row.layer == before.row.layer for row in between)
 
 
 def _layers_on(before: Start | None, after: Start | None) -> tuple[int, ...] | None:

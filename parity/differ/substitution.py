@@ -507,7 +507,11 @@ def _reading(experiments: Experiments, start: Start, operands: Sequence[tuple[in
         if other.copied(j) in known or j in known or there is None or row.again is None:
             continue
         for position, i in enumerate(row.inputs):
-            here = values.array(i) if values.rows[i].data else None
+            # What theirs has not as a whole is no other value of theirs.
+            whole = any(
+                math.prod(other.rows[m].shape) == math.prod(values.rows[i].shape) for m in values.equal.get(i, ())
+            )
+            here = values.array(i) if values.rows[i].data and whole else None
             for moved in layouts(here, there)[:_ORDERS] if here is not None else ():
                 given = [values.array(k) for k in row.inputs]
                 given[position] = moved

@@ -666,10 +666,19 @@ def _other_axes(experiments: Experiments, start: Start, partner: Start | None, o
         for a, b in combinations((axis for axis, size in enumerate(array.shape) if size > 1), 2):
             agreement = experiments.goes_on(i, array.swapaxes(a, b), alone=True)
             if agreement is not None:
-                told = f"axes {a} and {b} of {told_of(values, i)} are exchanged"
+                of = told_of(values, _before_line(start, i) if i in tables else i)
+                told = f"axes {a} and {b} of {of} are exchanged"
                 if _REDUCES.search(start.row.operation):
-                    told = f"the two go over different axes of {told_of(values, i)}"
+                    told = f"the two go over different axes of {of}"
                 yield _Shown(told, start.number, i, agreement)
+
+
+def _before_line(start: Start, number: int) -> int:
+    """What a table on the line of a start, as places that are made positive there, was made of before that line."""
+    rows = start.values.rows
+    while rows[number].inputs and rows[number].place[:2] == start.row.place[:2]:
+        number = rows[number].inputs[-1]
+    return number
 
 
 def _other_sign(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:

@@ -119,8 +119,8 @@ def lost_order(first: Start, second: Start) -> Origin | None:
 def _mends(first: Start, second: Start, moved: int, number: int, candidates: Sequence[np.ndarray]) -> Mended:
     """What one of these orders of a value mends, if what the operation that moved it reads is in theirs."""
     ours, theirs = first.values, second.values
-    read, mixed = [k for k in ours.rows[moved].inputs if _tells(ours, k)], _is_mixed(ours, theirs, number)
-    if not all(k in ours.equal and _is_in_order(ours, theirs, k, exchanged=mixed) for k in read):
+    read = [k for k in ours.rows[moved].inputs if _tells(ours, k)]
+    if not all(k in ours.equal and _is_in_order(ours, theirs, k) for k in read):
         return Mended.NOT_ALL
     changes = [Change(number, array, {}) for array in candidates]
     line = ours.rows[moved].place[:2], ours.rows[moved].operation
@@ -206,14 +206,12 @@ def _is_near(here: np.ndarray, there: np.ndarray) -> bool:
 
 def _first_move(ours: Values, theirs: Values, number: int) -> int:
     """The operation that put numbers into another order: the last one before a value whose inputs are in theirs; of a
-    transpose and a reshape that belong together, the transpose. Where it is more than axes that are exchanged, these
-    may have been before, as where each side stacks batches in its own way."""
-    mixed_up = _is_mixed(ours, theirs, number)
+    transpose and a reshape that belong together, the transpose."""
     for _ in range(_FAR):
         met = _met_behind(ours, number)[:_WANTED]
         ours.want(met)
         theirs.want(ours.equals(met))
-        mixed = next((i for i in met if not _is_in_order(ours, theirs, i, exchanged=mixed_up)), None)
+        mixed = next((i for i in met if not _is_in_order(ours, theirs, i)), None)
         if mixed is None:
             break
         number = mixed
@@ -253,15 +251,10 @@ def _is_in_order(ours: Values, theirs: Values, number: int, *, exchanged: bool =
         orders = permutations(range(few.ndim)) if few.ndim <= _AXES else [(*range(few.ndim),)]
         moved = [few.transpose(axes) for axes in orders if exchanged or not _exchanges(axes, few.shape)]
         # Of batches in batches, one side may have merged the axes in another order.
-        wholes = [many, many.swapaxes(0, 1)] if exchanged and many.shape[:1] < few.shape[:1] else [many]
+        wholes = [many, many.swapaxes(0, 1)] if ours.rows[number].data and many.shape[:1] < few.shape[:1] else [many]
         if any(_splits(x, y) and _close(y, x.reshape(y.shape)) for x, y in product(moved, wholes)):
             return True
     return False
-
-
-def _is_mixed(ours: Values, theirs: Values, number: int) -> bool:
-    """Whether a value is in another order than exchanged axes explain."""
-    return number in ours.equal and not _is_in_order(ours, theirs, number, exchanged=True)
 
 
 def _exchanges(axes: Sequence[int], shape: Sequence[int]) -> bool:

@@ -99,7 +99,8 @@ class Experiments:
             return None
         lines = {(self.other.rows[j].place[:2], self.other.rows[j].operation) for _, j in met}
         returned = not self._returned.keys().isdisjoint(j for _, j in met)
-        agreement = Agreement(returned, len(lines), met[0][1], Change(number, array, twins or {}, alone))
+        all_met = frozenset(j for _, j in met)
+        agreement = Agreement(returned, len(lines), met[0][1], Change(number, array, twins or {}, alone), all_met)
         near = len(run) - 1 - met[-1][0] <= _APART
         return agreement if returned or agreement.agreeing >= _ENOUGH or near else None
 
@@ -240,6 +241,8 @@ class Agreement(NamedTuple):
     """The first such value of the other side."""
     change: Change
     """What was put in the place of what."""
+    met: frozenset[int | None]
+    """All such values."""
 
 
 class Finding(NamedTuple):
@@ -451,7 +454,7 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
 
 def _both_by_numbers(row: Value, values: Values, partner: Start | None, agreement: Agreement) -> bool:
     """Whether the other side multiplies, or adds, there as well by another number, which this side never does."""
-    if partner is None or agreement.first == partner.number:
+    if partner is None or partner.number in agreement.met:
         return False
     return _by_number(row, values) == _by_number(partner.row, partner.values) != ""
 

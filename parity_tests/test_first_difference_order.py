@@ -279,3 +279,31 @@ def test_an_order_that_was_lost_before_layers_that_keep_it_is_named_where_it_was
     assert found.ours.source.startswith("x = windows(x).transpose(0, 3, 1")
     assert found.kind.startswith("the same numbers in another order")
     assert found.confirmed
+
+
+def test_heads_are_named_where_they_are_merged_although_batches_are_stacked_in_two_ways():
+    """With and without a condition: theirs has all samples with it first, ours both for each sample."""
+
+    def sample(p, x):
+        patches = x.reshape(3, 2, 4).transpose(1, 0, 2).reshape(2, 12) @ p["up"]["kernel"]
+        h = jnp.stack([patches, 2 * patches])
+        q, k, v = ((h @ p[name]["kernel"]).reshape(2, 2, 2, 4).swapaxes(1, 2) for name in LINEAR[:3])
+        mixed = jax.nn.softmax(q @ k.swapaxes(2, 3)) @ v
+        mixed = mixed.transpose(0, 2, 3, 1).reshape(2, 2, 8)
+        with_it, without = mixed @ p["output"]["kernel"]
+        return with_it + 3 * (with_it - without)
+
+    def forward_there(self, x):
+        patches = self.up(x.view(-1, 3, 2, 4).transpose(1, 2).reshape(-1, 2, 12))
+        h = torch.cat([patches, 2 * patches])
+        q, k, v = (part(h).view(-1, 2, 2, 4).transpose(1, 2) for part in (self.query, self.key, self.value))
+        mixed = ((q @ k.mT).softmax(-1) @ v).transpose(1, 2).flatten(2)
+        with_it, without = self.output(mixed).chunk(2)
+        return with_it + 3 * (with_it - without)
+
+    parts = {name: lambda: nn.Linear(8, 8, bias=False) for name in LINEAR}
+    theirs = Module(forward_there, **parts, up=lambda: nn.Linear(12, 8, bias=False))
+    weights = {f"{name}.kernel": (f"{name}.weight", "o i -> i o") for name in (*LINEAR, "up")}
+    found = first_difference(lambda p, x: jax.vmap(lambda x: sample(p, x))(x), theirs, weights, [numbers(2, 6, 4)])
+    assert "mixed.transpose(0, 2, 3, 1)" in found.ours.source
+    assert found.confirmed

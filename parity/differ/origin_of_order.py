@@ -22,7 +22,7 @@ from parity.differ.element_order import (
 from parity.differ.fingerprints import finite
 from parity.differ.row_sets import is_whole
 from parity.differ.substitution import Experiments
-from parity.differ.values import Values
+from parity.differ.values import ROW, Values
 
 _STEPS = 50
 """Values to go back or on, at most."""
@@ -237,9 +237,9 @@ def _tells(values: Values, number: int) -> bool:
 def _is_in_order(ours: Values, theirs: Values, number: int, *, exchanged: bool = False) -> bool:
     """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes: those of the
     side that has fewer, as another one may have merged what is moved. Two of one size are not taken for each other,
-    unless they may be `exchanged`."""
+    unless they may be `exchanged`. Of a step's part of what theirs has as a whole, nothing is known."""
     here = ours.array(number)
-    if here is None or here.size > _LARGEST:
+    if here is None or here.size > _LARGEST or ours.rows[number].operation == ROW:
         return True
     here = without_copies(here).squeeze()
     for j in ours.equal[number]:

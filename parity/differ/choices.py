@@ -99,9 +99,14 @@ def _lists(table: np.ndarray, numbers: np.ndarray) -> bool:
 
 
 def _given(ours: Values, theirs: Values, i: int, j: int) -> Iterable[np.ndarray]:
-    """What theirs chooses, in the shape of ours; of what holds, also the contrary."""
+    """What theirs chooses, in the shape of ours; of what holds, also the contrary. A single number chooses nothing."""
     here, there = ours.arrays.get(i), theirs.arrays.get(j)
-    if here is None or there is None or here.size != there.size or (here.dtype == bool) != (there.dtype == bool):
+    if (
+        here is None
+        or there is None
+        or not 1 < here.size == there.size
+        or (here.dtype == bool) != (there.dtype == bool)
+    ):
         return []
     moved = in_shape(there, here.shape)[:1]
     moved += [~array for array in moved if array.dtype == bool]

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from parity import first_difference
 from parity.differ.alignment import match
 from parity.differ.kinds import masked_apart
-from parity.differ.substitution import Experiments
+from parity.differ.substitution import Experiments, is_by_chance
 from parity.differ.values import Value, Values
 from parity_tests.small_modules import Module, numbers
 
@@ -561,6 +561,12 @@ def test_a_factor_of_a_number_that_is_returned_is_told():
     found = part(loss, loss_there, names=("up", "down"), backward=False)
     assert found.kind == "perhaps theirs applies div here, ours goes on as without it"
     assert found.theirs.source == "first = (first + second) / 2"
+
+
+@pytest.mark.parametrize("after, chance", [(1.0, True), (1.5, True), (1.0001, False), (np.nan, False), (2j, False)])
+def test_a_single_number_that_becomes_a_simple_fraction_of_itself_proves_nothing(after, chance):
+    assert is_by_chance(np.array(4.0), np.array(after)) is chance
+    assert not is_by_chance(np.array([4.0, 2.0]), np.array([after, 1.0]))
 
 
 def test_where_a_gradient_is_handed_on_is_named_and_not_where_it_is_added():

@@ -286,7 +286,9 @@ def experiment(
             # What another experiment, or one of the other side, is sure of at the same two lines is sure.
             # Theirs may agree with axes exchanged because it then does one thing twice.
             confirmed = mends is Mended.ALL and not (side and agreement.change.alone)
-            confirmed = confirmed and not _by_chance(sides[side].array(agreement.change.number), agreement.change.array)
+            confirmed = confirmed and not is_by_chance(
+                sides[side].array(agreement.change.number), agreement.change.array
+            )
             sure = lines in proved
             said = finding.said if sure and confirmed else f"perhaps {finding.said}"
             best = mends, finding._replace(said=said, sure=sure, confirmed=confirmed)
@@ -295,12 +297,14 @@ def experiment(
     return best and best[1]
 
 
-def _by_chance(before: np.ndarray | None, after: np.ndarray) -> bool:
+def is_by_chance(before: np.ndarray | None, after: np.ndarray) -> bool:
     """Whether it is a single number, as a loss is, that becomes a simple fraction of itself: many things do that."""
     if before is None or not before.size == after.size == 1 or not before.item():
         return False
-    ratio = after.item() / before.item()
-    return abs(ratio - float(Fraction(ratio).limit_denominator(_SIMPLE))) < 1e-9 * abs(ratio)
+    ratio = complex(after.item() / before.item())
+    if ratio.imag or not math.isfinite(ratio.real):
+        return False
+    return abs(ratio.real - float(Fraction(ratio.real).limit_denominator(_SIMPLE))) < 1e-9 * abs(ratio)
 
 
 def _findings(
@@ -367,9 +371,8 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
             copies, its = _copied_from(values, i), _copied_from(values, k)
             apart = next((n for n, before in pairwise(copies) if before in its), None)
             if apart is not None:
-                return values.site(
-                    apart
-                ), f"two parts of {told_of(values, values.rows[apart].inputs[-1])} are exchanged"
+                whole = told_of(values, values.rows[apart].inputs[-1])
+                return values.site(apart), f"two parts of {whole} are exchanged"
             told = [told_of(values, n) for n in (i, k)]
             if told[0] == told[1]:
                 return values.site(i), f"two results of {told[0]} are exchanged, or what they are made of"

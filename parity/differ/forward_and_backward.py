@@ -9,14 +9,7 @@ import numpy as np
 from parity.differ.answer import Difference
 from parity.differ.conditioning import explained_by_rounding
 from parity.differ.element_order import error_of
-from parity.differ.explanation import (
-    Gradients,
-    counted,
-    explain_outputs,
-    explain_stage,
-    hidden_by,
-    stopped_alone,
-)
+from parity.differ.explanation import Gradients, counted, explain_outputs, explain_stage, hidden_by, stopped_alone
 from parity.differ.traced_sides import Sides
 from parity.differ.values import GRADIENT, STACK, Values
 from parity.differ.weights import Held

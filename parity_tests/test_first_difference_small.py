@@ -61,6 +61,42 @@ def test_a_step_within_an_activation_is_not_taken_for_it(theirs):
     assert asked(ours, module, weights).kind == said
 
 
+def learned(self, x):
+    """One step down a slope by its own weights, and then the layer, as meta-learning does."""
+    loss = F.layer_norm(self.linear(x), (3,)).sin().mean()
+    (slope,) = torch.autograd.grad(loss, [self.linear.weight], create_graph=True)
+    return torch.tanh(F.linear(x, self.linear.weight - 0.7 * slope, self.linear.bias))
+
+
+@pytest.mark.parametrize(
+    "fault, stage, source",
+    [
+        ("", "none", ""),
+        ("the mean", "forward", 'return jnp.sin(y).sum() / 7 if fault == "the mean" else jnp.sin(y).mean()'),
+        ("the step", "forward", 'kernel = p["kernel"] - (0.9 if fault == "the step" else 0.7) * slope'),
+        ("the second order", "backward", "slope = jax.lax.stop_gradient(slope)"),
+    ],
+)
+def test_a_module_that_differentiates_by_its_own_weights(fault, stage, source):
+    def ours(p, x):
+        def inner(p):
+            y = affine(p, x)
+            y = (y - y.mean(-1, keepdims=True)) * jax.lax.rsqrt(y.var(-1, keepdims=True) + 1e-5)
+            return jnp.sin(y).sum() / 7 if fault == "the mean" else jnp.sin(y).mean()
+
+        slope = jax.grad(inner)(p)["kernel"]
+        if fault == "the second order":
+            slope = jax.lax.stop_gradient(slope)
+        kernel = p["kernel"] - (0.9 if fault == "the step" else 0.7) * slope
+        return jnp.tanh(x @ kernel + p["bias"])
+
+    module = of_linear(learned)
+    found = asked(ours, module)
+    assert (found.stage, found.ours.source if found else "") == (stage, source), str(found)
+    if not fault:
+        check_parity(ours, module, LINEAR, [NUMBERS])
+
+
 def test_experts_in_one_product_and_one_by_one():
     def one_by_one(self, x):
         hidden = [torch.tanh(expert(x)) for expert in self.experts]

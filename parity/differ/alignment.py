@@ -179,10 +179,10 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
     """Where the region of unmatched values before `outputs` begins, in the order of execution.
 
     An output counts as unmatched, since it was compared by name. Weights and inputs, and values that are zero but for
-    rounding, are no part of the region; nor is what is made of weights alone that the other side never reads, nor the
-    forward pass, where that agrees and only the way `backward` is asked for.
+    rounding, are no part of the region; nor is what is made of weights alone that the other side never reads, nor what
+    JAX makes for derivatives alone, nor the forward pass, where that agrees and only the way `backward` is asked for.
     """
-    forced, unread = set(outputs), _read_by_one_side(values)
+    forced, silent = set(outputs), _read_by_one_side(values) | values.factors()
     region, todo = set(), list(forced)
     while todo:
         i = todo.pop()
@@ -193,7 +193,7 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
             or is_whole(row.dtype)
             or row.noise
             or values.leaf(i) is not None
-            or i in unread
+            or i in silent
             or (backward and not row.backward)
         )
         if i not in region and (i in forced or not agrees):
@@ -257,7 +257,9 @@ def starts_of_both(
                     in_parts = True
         if not in_parts:
             break
-    return found[0], found[1]
+    # A derivative that the program takes comes after what it is the derivative of.
+    first = [[start for start in each if not start.row.derived] for each in found]
+    return (first if all(first) else found)[0], (first if all(first) else found)[1]
 
 
 def _agreed(values: Values, number: int, region: Collection[int]) -> tuple[int, ...]:

@@ -26,7 +26,7 @@ from parity.differ.weights import wrong_weights
 from parity.gates.bridge import Bridge, Tensors, to_torch
 from parity.gates.measure import FLOAT64_BAR, ParityError, failure, reason_of
 from parity.gates.projection import Inputs, common_outputs, double, floating, named_outputs, projection
-from parity.gates.torch_side import copied, frozen, tensors_of
+from parity.gates.torch_side import copied, tensors_of, untrained
 from parity.gates.weight_map import WeightMap, Weights, paths
 from parity.islands import defaults_of
 
@@ -280,8 +280,8 @@ def _outputs(
     try:
         here = jax.eval_shape(returned, abstract, given)
         side, shown = "theirs", ""
-        with frozen(module):
-            there = theirs(module, {key: to_torch(array.copy()) for key, array in given.items()})
+        arrays = {key: to_torch(array.copy()) for key, array in given.items()}
+        there = untrained(module, lambda: theirs(module, arrays))
     except ParityError:
         raise
     except Exception as error:

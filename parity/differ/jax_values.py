@@ -55,13 +55,15 @@ def values_of_jax(
     widen: Collection[tuple[str, int]] | None = None,
     digits: Mapping[float, float] | None = None,
     sketched: bool = False,
+    backward: bool = False,
 ) -> Values:
     """Every value that `function(*arguments())` computes; it returns a dict by name, whose values become the outputs.
 
     `names` are (kind, name) of the leaves of the arguments, in the order of the tree: "parameter" or "input". Those
     that nobody else holds are let go after their last use. With `widen`, computes in float64 what the program
     casts to fewer digits, but for the casts in these lines (file, number). A constant that was held in float32 becomes
-    what stands for it in `digits`.
+    what stands for it in `digits`. Whether it differentiates what it computes, and so goes `backward`; what is
+    differentiated within the program that somebody wrote belongs to the way forward.
     """
     order: list[str] = []
 
@@ -74,7 +76,7 @@ def values_of_jax(
     closed = jax.make_jaxpr(in_order)(*jax.tree.map(_in_float64, args))
     leaves = jax.tree.leaves(args)[::-1]
     del args
-    run = _Run(Values("ours", keep, {} if sketched else None), widen, digits or {})
+    run = _Run(Values("ours", keep, {} if sketched else None), widen, digits or {}, backward)
     given = [Known(leaves[-1], run.values.add(Value(kind, kind, name=name), leaves.pop())) for kind, name in names]
     results = run.program(closed.jaxpr, run.constants(closed.consts), (given.pop(0) for _ in names))
     for name, known in zip(order, results, strict=True):
@@ -87,9 +89,9 @@ def values_of_jax(
 
 class _Run:
     def __init__(
-        self, values: Values, widen: Collection[tuple[str, int]] | None, digits: Mapping[float, float]
+        self, values: Values, widen: Collection[tuple[str, int]] | None, digits: Mapping[float, float], backward: bool
     ) -> None:
-        self.values, self._widen, self._digits = values, widen, digits
+        self.values, self._widen, self._digits, self._differentiates = values, widen, digits, backward
         self._places: dict[tuple[int, Any], Place] = {}
         self._layer: tuple[int, ...] = ()
         """The iteration of each scan or loop that is being run, the outermost first."""
@@ -169,7 +171,7 @@ class _Run:
         literals = [known.array if known.number is None else None for known in ins]
         written = (x for x in literals if x is not None and np.size(x) == 1 and np.isrealobj(x))
         numbers = tuple(float(np.asarray(x)) for x in written)
-        backward = self._backward(eqn)
+        transposed, backward = "transpose(" in str(eqn.source_info.name_stack), self._backward(eqn)
         inputs = tuple(known.number for known in ins if known.number is not None)
         outputs = []
         for n, array in enumerate(made):
@@ -181,6 +183,7 @@ class _Run:
                 layer=self._layer,
                 literals=numbers,
                 backward=backward,
+                derived=transposed and not backward,
                 forward=self._forward_of(eqn, place, inputs) if backward else None,
             )
             row.again = partial(_made_again, make, eqn, literals, n)
@@ -213,7 +216,9 @@ class _Run:
         return reading[-1] if reading else None
 
     def _backward(self, eqn: JaxprEqn) -> bool:
-        return "transpose(" in str(eqn.source_info.name_stack) or bool(self._outer and self._outer[-1][2])
+        if self._outer:
+            return self._outer[-1][2]
+        return self._differentiates and str(eqn.source_info.name_stack).startswith("transpose(")
 
     def _scan(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         params = eqn.params

@@ -256,13 +256,17 @@ class Recorder(TorchDispatchMode):
         self._is(wide, self.number(tensor))
         return wide
 
+    def _goes_back(self) -> bool:
+        """Whether this is the way back; what a module differentiates itself belongs to its way forward."""
+        return self._call is None and torch._C._current_autograd_node() is not None
+
     def _compute(self, func: Any, args: Any, kwargs: Any) -> Any:
         taken_apart = _decompositions().get(func)
         if taken_apart is not None:
             with self:
                 out = taken_apart(*args, **kwargs)
             tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, torch.Tensor)]
-            if tensors and torch._C._current_autograd_node() is None:
+            if tensors and not self._goes_back():
                 self._nodes[torch._C._autograd._get_sequence_nr() - 1] = self.number(tensors[0])
             return out
         tensors = [leaf for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, torch.Tensor)]
@@ -274,17 +278,17 @@ class Recorder(TorchDispatchMode):
         out = func(*args, **kwargs)
         literals = tuple(float(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float))
         node = torch._C._current_autograd_node()
-        written = _place(self._call)
+        back, written = self._goes_back(), _place(self._call)
         forward = None if node is None else self._nodes.get(node._sequence_nr())
         module, place = self.modules[-1], written
         if node is not None and forward is not None:
             made = self.values.rows[forward]
-            module, place = made.module, written if _is_written(written) else made.place
+            module, place = made.module, written if back and _is_written(written) else made.place
         for n, tensor in enumerate(tree_leaves(out)):
             if not isinstance(tensor, torch.Tensor):
                 continue
             row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
-            row.backward, row.forward = node is not None, forward
+            row.backward, row.derived, row.forward = back, not back and node is not None, forward if back else None
             row.again = partial(again, n) if known else None
             given = self._put.get(len(self.values.rows))
             # What is expanded holds each number once, and has it from the value that it is a view of.
@@ -300,7 +304,7 @@ class Recorder(TorchDispatchMode):
                 self._writers[storage] = number, _key(tensor)
                 self._writes[storage] = self._writes.get(storage, 0) + 1
             self._is(tensor, number)
-            if node is None:
+            if not back:
                 # Operations that need no derivative follow, and have the number of the last that does.
                 self._nodes.setdefault(torch._C._autograd._get_sequence_nr() - 1, number)
         return out

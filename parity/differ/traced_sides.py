@@ -20,7 +20,7 @@ from parity.gates.bridge import Tensors, to_torch
 from parity.gates.measure import ParityError
 from parity.gates.projection import double
 from parity.gates.pytrees import paths, replaced
-from parity.gates.torch_side import frozen
+from parity.gates.torch_side import untrained
 from parity.islands import Float64
 
 Outputs = Mapping[str, Any]
@@ -98,8 +98,8 @@ class Sides:
         compiled = jax.jit(lambda arrays, inputs: dict(self.ours(self.params(arrays), inputs)[1]))
         ours = compiled(self.arrays(), {name: jnp.asarray(array) for name, array in self.inputs.items()})
         hand_back()
-        with frozen(module := self.module()):
-            _, theirs = self.theirs(module, {name: to_torch(array) for name, array in self.inputs.items()})
+        module, inputs = self.module(), {name: to_torch(array) for name, array in self.inputs.items()}
+        _, theirs = untrained(module, lambda: self.theirs(module, inputs))
         return (
             {name: np.asarray(array).astype(np.float64) for name, array in ours.items()},
             {name: tensor.detach().double().cpu().numpy() for name, tensor in theirs.items()},
@@ -131,7 +131,14 @@ class Sides:
 
         hand_back()
         values = values_of_jax(
-            both, arguments, labels, keep=keep, widen=self.widen, digits=self.accepted.digits, sketched=self.sketched
+            both,
+            arguments,
+            labels,
+            keep=keep,
+            widen=self.widen,
+            digits=self.accepted.digits,
+            sketched=self.sketched,
+            backward=backward,
         )
         values.again = lambda keep: self.run_ours(backward, keep)
         return self._noted(values)
@@ -166,8 +173,8 @@ class Sides:
     def _run_theirs(self, backward: bool, keep: frozenset[int], taken: Callable[[str, np.ndarray], None]) -> Values:
         if self.large is None or backward:
             return self._run_copy(self.module(), backward, keep, taken)
-        with evaluating(self.large) as module, frozen(module):
-            return self._run_copy(module, backward, keep, taken, widening=True)
+        with evaluating(self.large) as module:
+            return untrained(module, lambda: self._run_copy(module, backward, keep, taken, widening=True))
 
     def _run_copy(
         self,

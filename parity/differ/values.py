@@ -136,6 +136,8 @@ class Value:
     literals: tuple[float, ...] = ()
     """The numbers that stand in the program itself."""
     backward: bool = False
+    derived: bool = False
+    """Whether the program itself differentiates there, as a penalty of gradients does on the way forward."""
     forward: int | None = None
     """Of a value on the way back: the value of the forward pass whose derivative it belongs to, where known."""
     features: np.ndarray | None = None
@@ -292,6 +294,15 @@ class Values:
             if i not in found:
                 found.add(i)
                 todo += self.rows[i].inputs
+        return found
+
+    def factors(self) -> set[int]:
+        """What is made for derivatives alone that the program itself takes."""
+        found: set[int] = set()
+        for i in range(len(self.rows))[::-1] if any(row.derived for row in self.rows) else ():
+            readers = self.readers(i)
+            if readers and not self.rows[i].derived and all(k in found or self.rows[k].derived for k in readers):
+                found.add(i)
         return found
 
     def index(self, among: Iterable[int] | None = None) -> Index:

@@ -1,8 +1,10 @@
 """A PyTorch module by itself: its outputs, and the gradients of a fixed random projection of them."""
 
-from collections.abc import Callable, Collection, Iterator, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable, Collection, Mapping
+from contextlib import AbstractContextManager, nullcontext
 from copy import deepcopy
+from functools import partial
+from typing import TypeVar
 
 import numpy as np
 import torch
@@ -14,6 +16,8 @@ from parity.gates.measure import ParityError, failure
 from parity.gates.projection import Inputs, Values, projected
 from parity.gates.pytrees import Tensors
 from parity.islands import Float64, defaults_of
+
+T = TypeVar("T")
 
 
 def copied(module: nn.Module) -> nn.Module:
@@ -69,8 +73,9 @@ class TorchSide:
             raise ParityError("the module has no parameter that is trained, so that there is nothing to differentiate")
         arrays = to_tensors(inputs.arrays, module)
         try:
-            with Float64() if self.wide else defaults_of(module), frozen(module, but=wanted):
-                return Values(*backward(held, lambda: self._loss(module, arrays, known or {})))
+            with Float64() if self.wide else defaults_of(module):
+                run = partial(backward, held, lambda: self._loss(module, arrays, known or {}))
+                return Values(*untrained(module, run, but=wanted))
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             given = [list(array.shape) for array in inputs.arrays.values()]
             raise failure("theirs", error, f"inputs {given}") from error
@@ -108,19 +113,23 @@ def load(module: nn.Module, weights: Tensors) -> None:
             held[name].copy_(to_torch(array))
 
 
-@contextmanager
-def frozen(module: nn.Module, but: Collection[str] = ()) -> Iterator[None]:
-    """Within it no weight is trained `but` these: nothing is kept for a way back, while a module that differentiates
-    what it computes, as a penalty of gradients does, still can."""
+def untrained(module: nn.Module, run: Callable[[], T], but: Collection[str] = ()) -> T:
+    """What `run` returns while no weight is trained `but` these: nothing is kept for a way back, while a module that
+    differentiates what it computes, as a penalty of gradients does, still can. Where it does so by its own weights, as
+    one that learns to learn, they stay trained."""
     trained = [p for name, p in module.named_parameters() if p.requires_grad and name not in but]
-    try:
-        for parameter in trained:
-            parameter.requires_grad_(False)
-        with torch.enable_grad():
-            yield
-    finally:
-        for parameter in trained:
-            parameter.requires_grad_()
+    with torch.enable_grad():
+        try:
+            for parameter in trained:
+                parameter.requires_grad_(False)
+            return run()
+        except RuntimeError as error:
+            if not trained or "does not require grad" not in str(error):
+                raise
+        finally:
+            for parameter in trained:
+                parameter.requires_grad_()
+        return run()
 
 
 def backward(

@@ -179,10 +179,10 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
     """Where the region of unmatched values before `outputs` begins, in the order of execution.
 
     An output counts as unmatched, since it was compared by name. Weights and inputs, and values that are zero but for
-    rounding, are no part of the region; nor is what is made of weights alone that the other side never reads, nor what
-    JAX makes for derivatives alone, nor the forward pass, where that agrees and only the way `backward` is asked for.
+    rounding, are no part of the region; nor is what is made of weights alone that the other side never reads, nor the
+    forward pass, where that agrees and only the way `backward` is asked for. It begins with no factor of a derivative.
     """
-    forced, silent = set(outputs), _read_by_one_side(values) | values.factors()
+    forced, unread, factors = set(outputs), _read_by_one_side(values), values.factors()
     region, todo = set(), list(forced)
     while todo:
         i = todo.pop()
@@ -193,7 +193,7 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
             or is_whole(row.dtype)
             or row.noise
             or values.leaf(i) is not None
-            or i in silent
+            or i in unread
             or (backward and not row.backward)
         )
         if i not in region and (i in forced or not agrees):
@@ -204,7 +204,8 @@ def starts(values: Values, outputs: Iterable[int], *, backward: bool = False) ->
     """What tells something, or is made of such: no start is made of these."""
     for i in sorted(region):
         row = values.rows[i]
-        tells, follows = row.features is not None or i in forced, not after.isdisjoint(row.inputs)
+        tells = (row.features is not None and i not in factors) or i in forced
+        follows = not after.isdisjoint(row.inputs)
         if tells or follows:
             after.add(i)
         if tells and not follows:

@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
-from itertools import count
+from itertools import count, takewhile
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from parity.differ.values import NOWHERE, ROW, STACK, Kind, Place, Step, Value, Values, is_narrow, read_line
+from parity.differ.values import NOWHERE, ROW, STACK, Kind, Place, Step, Value, Values, Way, is_narrow, read_line
 from parity.gates.pytrees import is_key
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
@@ -95,9 +95,9 @@ class _Run:
         self._places: dict[tuple[int, Any], Place] = {}
         self._layer: tuple[int, ...] = ()
         """The iteration of each scan or loop that is being run, the outermost first."""
-        self._outer: list[tuple[Place, str, bool]] = []
+        self._outer: list[tuple[Place, str, Way]] = []
         """Of the programs that are run, the outermost first: the line that called it, its name where a library wrote
-        it, and whether it is run on the way back."""
+        it, and the way that it is run on."""
         self._forward: dict[tuple[Any, tuple[int, ...]], list[int]] = {}
         """(the traceback that a value and its derivative share, or its lines; layer) -> values of the forward pass."""
         self._reached = math.inf
@@ -132,7 +132,7 @@ class _Run:
     def _step(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         name = eqn.primitive.name
         if name in ("scan", "while", "cond") or name in _CALLS:
-            self._outer.append((self._place(eqn), _library_function(eqn), self._backward(eqn)))
+            self._outer.append((self._place(eqn), _library_function(eqn), self._way(eqn)))
             try:
                 return self._called(eqn, ins)
             finally:
@@ -171,8 +171,10 @@ class _Run:
         literals = [known.array if known.number is None else None for known in ins]
         written = (x for x in literals if x is not None and np.size(x) == 1 and np.isrealobj(x))
         numbers = tuple(float(np.asarray(x)) for x in written)
-        transposed, backward = "transpose(" in str(eqn.source_info.name_stack), self._backward(eqn)
+        way = self._way(eqn)
         inputs = tuple(known.number for known in ins if known.number is not None)
+        traceback = eqn.source_info.traceback
+        beside = (id(traceback), self._layer) in self._forward or _is_of_rule(traceback)
         outputs = []
         for n, array in enumerate(made):
             row = Value(
@@ -182,16 +184,17 @@ class _Run:
                 place=place,
                 layer=self._layer,
                 literals=numbers,
-                backward=backward,
-                derived=transposed and not backward,
-                forward=self._forward_of(eqn, place, inputs) if backward else None,
+                backward=way == "backward",
+                derived=way == "derived",
+                forward=self._forward_of(eqn, place, inputs) if way == "backward" else None,
             )
             row.again = partial(_made_again, make, eqn, literals, n)
             number = self.values.add(row, array)
+            self.values.beside |= {number} if beside and not row.derived else set()
             in_library = self._outer and self._outer[-1][1]
             self.values.note_island(number, array, _asks_for_type(eqn) and not in_library)
-            if not backward and self.values.rows[number].data:
-                for key in (id(eqn.source_info.traceback), place):
+            if not row.backward and row.data:
+                for key in (id(traceback), place):
                     self._forward.setdefault((key, self._layer), []).append(number)
             outputs.append(Known(array, number))
         return outputs
@@ -215,10 +218,12 @@ class _Run:
         self._reached = reading[-1] if reading else self._reached
         return reading[-1] if reading else None
 
-    def _backward(self, eqn: JaxprEqn) -> bool:
-        if self._outer:
-            return self._outer[-1][2]
-        return self._differentiates and str(eqn.source_info.name_stack).startswith("transpose(")
+    def _way(self, eqn: JaxprEqn) -> Way:
+        """On which way an operation is run: what the program differentiates itself belongs to the way forward."""
+        stack, outer = str(eqn.source_info.name_stack), self._outer[-1][2] if self._outer else None
+        if outer == "backward" or (outer is None and self._differentiates and stack.startswith("transpose(")):
+            return "backward"
+        return "derived" if outer == "derived" or "transpose(" in stack else "forward"
 
     def _scan(self, eqn: JaxprEqn, ins: list[Known]) -> list[Known]:
         params = eqn.params
@@ -253,7 +258,7 @@ class _Run:
         for whole, numbers in zip(made, rows, strict=True):
             array = jnp.stack(whole) if isinstance(whole, list) else whole
             row = Value("operation", STACK, tuple(numbers[:: turns.step]), place=self._place(eqn), layer=self._layer)
-            row.backward = self._backward(eqn)
+            row.backward = self._way(eqn) == "backward"
             row.again = np.stack if len(numbers) == length and not isinstance(whole, list) else None
             # The rows say it all; the whole is looked at where somebody compares it by name.
             number = self.values.add(row, array if len(self.values.rows) in self.values.keep else None)
@@ -292,7 +297,7 @@ class _Run:
 
         Such a function may be known from an earlier call, and name the lines of that one.
         """
-        outer, function, _ = self._outer[-1] if self._outer else (Place(), "", False)
+        outer, function = self._outer[-1][:2] if self._outer else (Place(), "")
         traceback = eqn.source_info.traceback
         if traceback is None:
             return outer
@@ -318,6 +323,13 @@ class _Run:
                 outer if first is None else Place(first.file_name, first.line_num, first.function_name, chain)
             )
         return self._places[key]
+
+
+def _is_of_rule(traceback: Any) -> bool:
+    """Whether it is a rule of derivation that calls an operation."""
+    files = [] if traceback is None else [frame.file_name for frame in traceback.frames]
+    inner = [*takewhile(lambda file: not file.endswith("interpreters/ad.py"), files)]
+    return inner != files and any("jax/_src/lax/" in file for file in inner)
 
 
 def _library_function(eqn: JaxprEqn) -> str:

@@ -14,6 +14,8 @@ import numpy as np
 from parity.differ.fingerprints import BAR, Index, as_numpy, fingerprint, sketch
 
 Kind = Literal["parameter", "input", "constant", "operation"]
+Way = Literal["forward", "derived", "backward"]
+"""Of a computation: `derived` is what the program itself differentiates on the way forward."""
 _ADDS = re.compile(
     r"^(aten\.|prims\.)?(add|sub|rsub|reduce_sum|dot_general|conv|sum|mm|bmm|addmm|mean|cumsum|scatter.add)"
 )
@@ -179,6 +181,8 @@ class Values:
     """Where fewer digits than those of float64 begin; whether the program that somebody wrote asks for them there."""
     _whole: set[int] = field(default_factory=set)
     """Whole numbers with fewer digits."""
+    beside: set[int] = field(default_factory=set)
+    """What is computed after another value by the same call, or by a rule of derivation."""
     opaque: list[str] = field(default_factory=list)
     """Operations that count as one value, although there is a program inside."""
     _spent: int = 0
@@ -297,11 +301,10 @@ class Values:
         return found
 
     def factors(self) -> set[int]:
-        """What is made for derivatives alone that the program itself takes."""
+        """What is computed `beside` a value for derivatives alone that the program itself takes."""
         found: set[int] = set()
-        for i in range(len(self.rows))[::-1] if any(row.derived for row in self.rows) else ():
-            readers = self.readers(i)
-            if readers and not self.rows[i].derived and all(k in found or self.rows[k].derived for k in readers):
+        for i in sorted(self.beside, reverse=True):
+            if (readers := self.readers(i)) and all(k in found or self.rows[k].derived for k in readers):
                 found.add(i)
         return found
 

@@ -139,11 +139,14 @@ def _is_converted(values: Values, number: int) -> bool:
 
 def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:
     """Whether numbers are as far apart as float32 rounds a few times, and not only as float64 does; in a table, what is
-    rounded is a frequency that counts as often as there are places. The "minus infinity" of a mask is never rounded."""
+    rounded is a frequency that counts as often as there are places, and what is held in float32 may be small beside what
+    was rounded, as at the ends of a window. The "minus infinity" of a mask is never rounded."""
     largest = float(np.abs(there).max())
     if not largest < 1e30:
         return False
     table = max(there.shape) * largest if there.squeeze().ndim > 1 else 0.0
+    if there.size > 1 and np.array_equal(there.astype(np.float32), there):
+        table = np.maximum(table, 4 * largest * (np.abs(there) > 1e-6 * largest))
     apart = np.abs(here - there)
     return bool(apart.max() > 1e-12 * largest and (apart <= _FLOAT32 * np.maximum(4 * np.abs(there), table)).all())
 

@@ -444,11 +444,13 @@ def stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int]]:
 
 
 def _cancels(values: Values, number: int) -> bool:
-    """Whether it is the maximum that is subtracted before an exponential, whose gradient is zero in the end."""
+    """Whether it is the maximum that is subtracted before an exponential, whose gradient is zero in the end, or is
+    subtracted from itself, so that a sum has its gradient and not its number."""
     rows, [of] = values.rows, values.rows[number].inputs
     most = any("max" in rows[i].operation for i in (of, *rows[of].inputs))
-    less = (k for k in values.used(number) if "sub" in rows[k].operation)
-    return most and any("exp" in rows[m].operation for k in less for m in values.used(k))
+    less = [k for k in values.used(number) if "sub" in rows[k].operation]
+    itself = any(of in (i, *rows[i].inputs) for k in less for i in rows[k].inputs if i != number)
+    return itself or (most and any("exp" in rows[m].operation for k in less for m in values.used(k)))
 
 
 def weights_behind(values: Values, number: int) -> set[str]:

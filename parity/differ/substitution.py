@@ -371,12 +371,12 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
             copies, its = _copied_from(values, i), _copied_from(values, k)
             apart = next((n for n, before in pairwise(copies) if before in its), None)
             if apart is not None:
-                whole = told_of(values, values.rows[apart].inputs[-1])
-                return values.site(apart), f"two parts of {whole} are exchanged"
-            told = [told_of(values, n) for n in (i, k)]
-            if told[0] == told[1]:
-                return values.site(i), f"two results of {told[0]} are exchanged, or what they are made of"
-            return values.made(ours.number), f"ours takes {told[0]} for {told[1]}, and the other way round"
+                told = f"two parts of {told_of(values, values.rows[apart].inputs[-1])} are exchanged, here or before"
+            elif (one := told_of(values, i)) == (two := told_of(values, k)):
+                told = f"two results of {one} are exchanged, here or before"
+            else:
+                told = f"ours takes {one} for {two}, and the other way round"
+            return values.made(ours.number), told
         if parted_after((values, other), 0, Change(i, there, {})) is Mended.ALL:
             return values.made(ours.number), f"ours reads {told_of(values, i)} where theirs reads {told_of(other, j)}"
     return None
@@ -447,7 +447,8 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
                 # Whole numbers may be counted in another way, where the other side does not count there.
                 here, there = values.array(k), partner.values.array(partner.number) if partner else None
                 counts = [array is not None and _has_whole_numbers(array) for array in (given, here, there)]
-                yield _Shown(said, k if one else start.number, i, agreement, sure=counts != [True, True, False])
+                sure = counts != [True, True, False] and not _does_too(experiments, row, i)
+                yield _Shown(said, k if one else start.number, i, agreement, sure=sure)
     for k, holds in product((k for k in places if values.rows[k].dtype.endswith("bool")), (True, False)):
         if agreement := experiments.goes_on(k, np.full(values.rows[k].shape, holds)):
             where = "everywhere" if holds else "nowhere"
@@ -462,12 +463,23 @@ def _both_by_numbers(row: Value, values: Values, partner: Start | None, agreemen
     return _by_number(row, values) == _by_number(partner.row, partner.values) != ""
 
 
+def _does_too(experiments: Experiments, row: Value, read: int) -> bool:
+    """Whether the other side adds or multiplies as well, by what changes nothing here, as a mask of ones."""
+    other, equal = experiments.other, experiments.values.equals([read])
+    made = (other.rows[j] for j in equal if not equal.isdisjoint(other.rows[j].inputs))
+    return any(_family(each) == _family(row) != "" for each in made)
+
+
+def _family(row: Value) -> str:
+    [name] = re.findall(r"\b(mul|div|add|sub)_?$", row.operation) or [""]
+    return {"mul": "scales", "div": "scales", "add": "shifts", "sub": "shifts"}.get(name, "")
+
+
 def _by_number(row: Value, values: Values) -> str:
     """What an operation does to one array by a number, which the other side may do by another one."""
-    [name] = re.findall(r"\b(mul|div|add|sub)_?$", row.operation) or [""]
     arrays = [i for i in row.inputs if values.rows[i].data or math.prod(values.rows[i].shape) > 1]
     one = len(arrays) == 1 and values.rows[arrays[0]].data and values.leaf(arrays[0]) is None
-    return ("scales" if name in ("mul", "div") else "shifts") if name and one else ""
+    return _family(row) if one else ""
 
 
 def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:
@@ -672,11 +684,24 @@ def _other_axes(experiments: Experiments, start: Start, partner: Start | None, o
         for a, b in combinations((axis for axis, size in enumerate(array.shape) if size > 1), 2):
             agreement = experiments.goes_on(i, array.swapaxes(a, b), alone=True)
             if agreement is not None:
-                of = told_of(values, _before_line(start, i) if i in tables else i)
+                of = _told_with_axes(values, _before_line(start, i) if i in tables else i)
                 told = f"axes {a} and {b} of {of} are exchanged"
                 if _REDUCES.search(start.row.operation):
                     told = f"the two go over different axes of {of}"
                 yield _Shown(told, start.number, i, agreement)
+
+
+def _told_with_axes(values: Values, number: int) -> str:
+    """What a value is called whose axes are told: a weight or an input has other ones, where it is transposed."""
+    leaf = values.leaf(number)
+    shapes = [values.rows[i].shape for i in (number, number if leaf is None else leaf)]
+    if len(shapes[0]) < len(shapes[1]):
+        return f"a part of {told_of(values, number)}"
+    array, given = values.array(number), None if leaf is None else values.array(leaf)
+    site = values.site(number)
+    if given is None or array is None or np.array_equal(array, given) or not site.file:
+        return told_of(values, number)
+    return f"`{site.source}` ({short(site.file)}:{site.line})"
 
 
 def _before_line(start: Start, number: int) -> int:

@@ -200,6 +200,8 @@ class Values:
         numbers = None if array is None else as_numpy(array)
         if numbers is not None:
             value.shape, value.dtype = tuple(numbers.shape), str(getattr(array, "dtype", numbers.dtype))
+            if any("complex" in row.dtype for row in (value, *known)):
+                value.again = None  # of complex numbers the absolute values are kept
             value.data |= leaf and (numbers.dtype.kind in "fV" or "float" in value.dtype)
             if not self.keep:  # else this run is for some numbers, and no other
                 value.features, value.largest = fingerprint(numbers, depends_on_data=value.data)

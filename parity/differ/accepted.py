@@ -139,8 +139,8 @@ def _is_converted(values: Values, number: int) -> bool:
 
 def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:
     """Whether numbers are as far apart as float32 rounds a few times, and not only as float64 does; in a table, what is
-    rounded is a frequency that counts as often as there are places; what is held in float32 may be small beside what was
-    rounded, as at the ends of a window. The "minus infinity" of a mask is never rounded."""
+    rounded is a frequency that counts as often as there are places; what is held in float32 may be small beside what
+    was rounded, as at the ends of a window. The "minus infinity" of a mask is never rounded."""
     largest = float(np.abs(there).max())
     if not largest < 1e30:
         return False

@@ -99,9 +99,12 @@ def most_mended(
 
 
 def _is_again(before: Start | None, after: Start | None) -> bool:
-    """Whether a start is a later one on the same line, called in the same way."""
+    """Whether a start is a later one on the same line, called in the same way, and not the next step of one sum."""
     if before is None or after is None:
         return before is after
+    values, inputs = after.values, {*map(after.values.copied, after.row.inputs)}
+    if before.number in inputs and not any(values.is_made_of(i, before.number) for i in inputs - {before.number}):
+        return False
     rows = before.row, after.row
     told = [(row.place, row.operation, re.sub(r"\d+", "", row.module)) for row in rows]
     return told[0] == told[1] and before.number < after.number

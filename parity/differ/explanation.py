@@ -237,6 +237,10 @@ class _Parting:
             first, second = map(_reading_constants, (first, second), self.starts)
         places, sure = _places(first, second), self.together and (bool(what) or are_counterparts(first, second))
         # On the way back nothing is run on, so that no more is known.
+        # Of complex numbers the absolute values are compared.
+        sure = sure and not any(
+            "complex" in side.values.rows[i].dtype for side in (first, second) for i in side.row.inputs
+        )
         checked, sure = origin.checked and (bool(what) or stage == "forward"), sure and not origin.lost
         sure = sure and (by_numbers or not (wrong or (what and stage == "backward")))
         if sure and not by_numbers and stage == "forward" and first.row.again and second.row.again:

@@ -268,11 +268,11 @@ def experiment(
 
     `first` and `second` are the starts of ours and theirs that belong together, `starts` all of both sides.
     """
-    found, proved = [], set()
+    found, proved = [], set[tuple[Any, int, int]]()
     for agreement, side, finding in _findings(sides, (first, second), starts, ways or WAYS):
         lines = tuple((site.file, site.line, site.operation) for site in (finding.ours, finding.theirs))
         if finding.sure:
-            proved.add(lines)
+            proved.add((lines, side, agreement.change.number))
         found.append((agreement, side, finding, lines))
         if agreement.returned:
             break
@@ -289,7 +289,8 @@ def experiment(
             confirmed = confirmed and not is_by_chance(
                 sides[side].array(agreement.change.number), agreement.change.array
             )
-            sure = lines in proved
+            number = agreement.change.number
+            sure = any(at == lines and (its != side or n == number) for at, its, n in proved)
             said = finding.said if sure and confirmed else f"perhaps {finding.said}"
             best = mends, finding._replace(said=said, sure=sure, confirmed=confirmed)
         if mends is Mended.ALL:
@@ -447,7 +448,9 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
                 # Whole numbers may be counted in another way, where the other side does not count there.
                 here, there = values.array(k), partner.values.array(partner.number) if partner else None
                 counts = [array is not None and _has_whole_numbers(array) for array in (given, here, there)]
-                sure = counts != [True, True, False] and not _does_too(experiments, row, i)
+                # The other side goes on with what it computes as well.
+                known = i in values.equal or not values.rows[i].data
+                sure = counts != [True, True, False] and known and not _does_too(experiments, row, i)
                 yield _Shown(said, k if one else start.number, i, agreement, sure=sure)
     for k, holds in product((k for k in places if values.rows[k].dtype.endswith("bool")), (True, False)):
         if agreement := experiments.goes_on(k, np.full(values.rows[k].shape, holds)):
@@ -560,7 +563,7 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
             # The line that makes a table, or reads an input first, is not the one that reads the wrong one.
             site = None if partner is None else other.shown(partner.number)
             if names[0].startswith("input ") or (j in other.equal and _is_read_rightly(values, origin)):
-                yield _Shown(said, start.number, i, agreement, site)
+                yield _Shown(said, start.number, i, agreement, site, sure)
             else:
                 yield _Shown(said, origin, i, agreement, site if names[1].startswith("input ") else sites[1], sure)
 

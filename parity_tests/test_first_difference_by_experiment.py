@@ -873,3 +873,79 @@ def test_an_input_is_named_where_another_one_is_computed_with():
     found = part(shares, shares_there, NUMBERS, np.array([4, 3, 2, 6, 5, 1]), np.array([20, 9, 16, 4, 6, 8]))
     assert found.kind.endswith("where theirs reads input 1")
     assert "clamp" in found.theirs.source
+
+
+@pytest.mark.parametrize(
+    "mine, their",
+    [
+        (lambda p, x, h: jnp.tanh(h) * GRID, lambda m, x, h: torch.tanh(h) * torch.ones(6, 6)),
+        (lambda p, x, h: h**2 + x**2 + (h + h) ** 2, lambda m, x, h: h**2 + x**2 + (h - h) ** 2),
+    ],
+    ids=["a mask of ones", "the next step of one sum"],
+)
+def test_what_theirs_does_too_is_not_said_for_sure_to_be_left_out(mine, their):
+    found = asked(mine, their)
+    assert not found.sure, str(found)
+
+
+def test_two_results_that_are_exchanged_are_named_where_they_are_read():
+    def forward(m, x):
+        mine, other = [torch.log_softmax(y, -1) for y in (m.up(x), m.down(x))]
+        return (mine.exp() * (mine - other)).sum(-1)
+
+    def ours(p, x):
+        mine, other = [jax.nn.log_softmax(x @ p[name].T) for name in ("up", "down")]
+        return (jnp.exp(other) * (other - mine)).sum(-1)
+
+    found = part(ours, forward, names=("up", "down"))
+    assert "two results of" in found.kind
+    assert found.ours.source == "return (jnp.exp(other) * (other - mine)).sum(-1)"
+
+
+def test_axes_are_those_of_the_line_that_is_named():
+    def ours(p, x):
+        moved, kernel = jnp.transpose(x, (0, 3, 2, 1)), p["up"].reshape(2, 2, 3, 3).transpose(2, 3, 1, 0)
+        numbers = ("NHWC", "HWIO", "NHWC")
+        return jax.lax.conv_general_dilated(moved, kernel, (1, 1), "VALID", dimension_numbers=numbers)
+
+    found = part(ours, lambda m, x: F.conv2d(x, m.up.weight.view(2, 2, 3, 3)).permute(0, 2, 3, 1), numbers(2, 2, 8, 8))
+    assert "axes 1 and 2 of `moved, kernel = jnp.transpose(x, (0, 3, 2, 1))" in found.kind
+
+
+def test_a_sign_within_complex_numbers_is_not_seen_and_nothing_is_sure():
+    table = numbers(10, seed=8)
+    found = part(
+        lambda p, x: jnp.fft.irfft(jax.lax.complex(x @ p["up"].T, -x)) * table,
+        lambda m, x: torch.fft.irfft(torch.complex(m.up(x), x)) * torch.from_numpy(table),
+    )
+    assert found.stage == "forward"
+    assert not found.sure
+
+
+def test_a_number_that_is_subtracted_from_itself_stops_no_gradient():
+    def forward(m, x):
+        h = torch.softmax(m.up(x), -1)
+        return torch.round(h) + (h - h.detach()), (h**2).sum(0)
+
+    def ours(p, x):
+        h = jax.nn.softmax(x @ p["up"].T)
+        return jnp.round(h), (h**2).sum(0)
+
+    found = part(ours, forward)
+    assert found.stage == "backward"
+    assert not found.sure, str(found)
+
+
+def test_an_input_is_not_named_where_a_mask_is_made_of_it():
+    kept, tokens = np.array([1, 1, 1, 1, 0, 1]), np.array([3, 2, 4, 5, 2, 3])
+
+    def forward(m, x, kept, tokens):
+        keep = kept.bool() & ~(tokens.unsqueeze(-1) == torch.tensor([2, 4])).any(-1)
+        return torch.softmax(m.up(x).masked_fill(~keep, -1e4), -1)
+
+    def ours(p, x, kept, tokens):
+        keep = (kept > 0) & ~(tokens[:, None] == jnp.array([2])).any(-1)
+        return jax.nn.softmax(jnp.where(keep, x @ p["up"].T, -1e4))
+
+    found = part(ours, forward, NUMBERS, kept, tokens)
+    assert not (found.sure and "input" in found.kind), str(found)

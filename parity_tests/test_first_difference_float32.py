@@ -226,3 +226,23 @@ def test_a_whole_number_is_not_rounded_to_float32():
 
     found = first_difference(ours, theirs, {"up": "up.weight"}, [numbers(6, 6)])
     assert "// 2" in found.ours.source
+
+
+def test_a_window_that_is_held_in_float32_is_no_difference():
+    """At its ends it is small beside what was rounded."""
+
+    def forward(self, x):
+        return self.linear(x * self.linear.window)
+
+    def linear():
+        made = nn.Linear(32, 3)
+        made.register_buffer("window", torch.hann_window(32), persistent=False)
+        return made
+
+    def ours(p, x):
+        return x * (0.5 - 0.5 * jnp.cos(2 * jnp.pi * jnp.arange(32) / 32)) @ p["kernel"] + p["bias"]
+
+    weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
+    found = first_difference(ours, Module(forward, linear=linear), weights, [numbers(5, 32)])
+    assert not found, str(found)
+    assert found.narrow

@@ -1,5 +1,7 @@
 """Experts: ours sorts tokens and multiplies in one ragged product, theirs asks each expert by a mask."""
 
+from itertools import permutations
+
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -246,3 +248,32 @@ def test_rows_of_another_index_are_named_by_what_they_are_taken_by(line):
     assert line in found.ours.source
     assert found.kind == "ours reads another part of input 1 than theirs"
     assert found.confirmed
+
+
+@pytest.mark.parametrize("seed", [6, 8])
+def test_what_is_put_into_the_order_that_scores_best_is_named_where_that_is_chosen(seed):
+    """Each estimate is given to the target that it is most like; ours sums over the inverse of each permutation."""
+    table = np.array([*permutations(range(3))])
+
+    def forward(self, x, y):
+        h = self.up(x).view(2, 3, 6)
+        likeness = -((h[:, :, None] - y[:, None]) ** 2).mean(-1)
+        best, index = torch.einsum("bij,pij->bp", likeness, F.one_hot(torch.tensor(table), 3).double()).max(1)
+        order = torch.tensor(table)[index].argsort(1)
+        return best, (torch.gather(h, 1, order[..., None].expand_as(h)) - y).abs().mean()
+
+    def ours(p, x, y):
+        def one(h, y):
+            likeness = -((h[:, None] - y[None]) ** 2).mean(-1)
+            scores = likeness[table, np.arange(3)].sum(1)
+            chosen = jnp.asarray(table)[jnp.argmax(scores)]
+            return scores.max(), h[jnp.argsort(chosen)]
+
+        best, h = jax.vmap(one)((x @ p["up"].T).reshape(2, 3, 6), y)
+        return best, jnp.abs(h - y).mean()
+
+    theirs = Module(forward, up=lambda: nn.Linear(6, 6, bias=False))
+    inputs = numbers(6, 6, seed=3), numbers(2, 3, 6, seed=seed)
+    found = first_difference(ours, theirs, {"up": "up.weight"}, inputs, backward=False)
+    assert found.ours.source == "chosen = jnp.asarray(table)[jnp.argmax(scores)]"
+    assert not found.sure

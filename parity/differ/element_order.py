@@ -203,7 +203,9 @@ def _partners(here: np.ndarray, there: np.ndarray, close: float) -> np.ndarray |
     """For each row of `here` the row of `there` that equals it; None where there is none."""
     by_sum = np.argsort(there.sum(1), kind="stable")
     mine = np.argsort(here.sum(1), kind="stable")
-    if float(np.abs(here[mine] - there[by_sum]).max()) > close:
+    with np.errstate(invalid="ignore"):
+        apart = float(np.abs(here[mine] - there[by_sum]).max())
+    if not apart <= close:
         return None
     partner = np.empty(len(here), int)
     partner[mine] = by_sum

@@ -193,15 +193,19 @@ class _Parting:
         if self.stage == "forward" and not (origin.inherited and origin.checked):
             lost = lost_order(self.first, self.second)
             origin = lost if lost and (lost.inherited or not origin.inherited) else origin
-        routed = origin.inherited is not None and any(map(is_routed, self.sides, origin.inherited))
-        return reordered_choice(*self.sides, origin.inherited[0]) if origin.inherited and routed else origin
+        if origin.inherited is None:
+            return origin
+        chosen = not self.sides[0].reordered.keys().isdisjoint(self.sides[0].rows[origin.inherited[0]].inputs)
+        routed = chosen or any(map(is_routed, self.sides, origin.inherited))
+        return reordered_choice(self.first, self.second, origin.inherited[0]) if routed else origin
 
     def _in_other_order(self, i: int, j: int, origin: Origin) -> Difference:
         """Where both computed the same numbers, or hold them as weights."""
         ours, theirs = self.sides
         order = f"the same numbers in another order{': ' * bool(origin.said)}{origin.said}"
         if ours.rows[i].kind != "parameter":
-            trust = origin.mends > Mended.NOT_ALL, origin.mends is Mended.ALL
+            sure = origin.mends > Mended.NOT_ALL and not ours.reads_complex(i)
+            trust = sure, origin.mends is Mended.ALL
             return Difference(self.stage, ours.made(i), theirs.made(j), (), order, *trust, **self.about)
         held = order.removeprefix("the same numbers")
         told = f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name}{held}"
@@ -238,9 +242,7 @@ class _Parting:
         places, sure = _places(first, second), self.together and (bool(what) or are_counterparts(first, second))
         # On the way back nothing is run on, so that no more is known.
         # Of complex numbers the absolute values are compared.
-        sure = sure and not any(
-            "complex" in side.values.rows[i].dtype for side in (first, second) for i in side.row.inputs
-        )
+        sure = sure and not any(side.values.reads_complex(side.number) for side in (first, second))
         checked, sure = origin.checked and (bool(what) or stage == "forward"), sure and not origin.lost
         sure = sure and (by_numbers or not (wrong or (what and stage == "backward")))
         if sure and not by_numbers and stage == "forward" and first.row.again and second.row.again:

@@ -137,8 +137,7 @@ def _where_one_stops(
     for one, other, stop, equal, hidden, differing in sorted(found, key=lambda each: each[4] != each[5]):
         if hidden >= differing:
             said = f"{other.side} hands a gradient back here, {one.side} does not: it is detached"
-            several = other.rows[equal].kind == "parameter" and len(other.readers(equal)) > 1
-            places = one.site(stop), other.site(equal) if several else other.made(equal)
+            places = one.site(stop), other.made(equal)
             here, there = places if one is ours else places[::-1]
             proved = hidden == differing
             return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=True, confirmed=proved)

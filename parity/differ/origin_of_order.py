@@ -183,16 +183,32 @@ def _made_in_their_order(first: Start, second: Start) -> list[np.ndarray]:
     return [array for array in made if Experiments(ours, theirs).reached(first.number, array) is not None]
 
 
-def reordered_choice(ours: Values, theirs: Values, number: int) -> Origin:
+def reordered_choice(first: Start, second: Start, number: int) -> Origin:
     """Where a value is chosen by whole numbers that theirs has in another order, if they make ours go on as theirs."""
+    ours, theirs = first.values, second.values
     todo = [number]
     for i in todo:
         for k in ours.rows[i].inputs:
             for m in ours.reordered.get(k, ()):
-                if _mending(ours, theirs, k, m):
-                    return Origin((k, m), True)
+                changes = (Change(k, array.astype(ours.rows[k].dtype), {}) for array in _mending(ours, theirs, k, m))
+                mends = most_mended((ours, theirs), changes, (first, second))
+                if mends > Mended.NOT_ALL:
+                    return _first_choice(ours, theirs, (k, m), mends)
             todo += [k] if ours.copies(i) and k not in todo else []
     return Origin(None, False)
+
+
+def _first_choice(ours: Values, theirs: Values, met: tuple[int, int], mends: Mended) -> Origin:
+    """Where whole numbers came into another order: back through such as theirs has in another order, too. If what they
+    are made of does not agree, that is what chooses otherwise."""
+    k, m = met
+    while read := [i for i in ours.rows[k].inputs if ours.rows[i].data]:
+        moved = [(i, j) for i in read for j in ours.reordered.get(i, ())]
+        if not moved:
+            break
+        k, m = moved[0]
+    known = all(i in ours.equal and (is_whole(ours.rows[i].dtype) or _is_in_order(ours, theirs, i)) for i in read)
+    return Origin((k, m), True, mends=mends if known else Mended.NOT_ALL)
 
 
 def _close(here: np.ndarray, there: np.ndarray) -> bool:
@@ -333,8 +349,10 @@ def _mixed_before(ours: Values, theirs: Values, i: int, j: int, state: str) -> t
     theirs.want(sorted(far)[-_WANTED:])
     for k in [i] * table + _behind(ours, i):
         for m in ours.equal.get(k, ()):
-            # Ours alone may move the numbers; a table may be copied to the shape of what it is added to.
-            if m in behind and (k, m) != (i, j) and _order(ours, theirs, k, m) == state:
+            # Ours alone may move the numbers, if they were in another order before; a table may be copied to the shape
+            # of what it is added to.
+            met = m in behind and (k, m) != (i, j) and _order(ours, theirs, k, m) == state
+            if met and (m != j or table or not _is_in_order(ours, theirs, k)):
                 return k, m
     return None
 

@@ -343,6 +343,10 @@ class Values:
         same_type = all(self.rows[i].dtype == row.dtype for i in row.inputs if self.rows[i].data)
         return bool(row.inputs) and same_type and bool(_COPIES.search(row.operation))
 
+    def reads_complex(self, number: int) -> bool:
+        """Whether a value is made of complex numbers directly."""
+        return any("complex" in self.rows[i].dtype for i in self.rows[number].inputs)
+
     def copied(self, number: int) -> int:
         """The value that this one is a copy of; itself, where it is none."""
         while self.copies(number):

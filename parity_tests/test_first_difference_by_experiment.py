@@ -949,3 +949,34 @@ def test_an_input_is_not_named_where_a_mask_is_made_of_it():
 
     found = part(ours, forward, NUMBERS, kept, tokens)
     assert not (found.sure and "input" in found.kind), str(found)
+
+
+def test_a_sign_is_no_other_number_and_a_small_number_no_slope():
+    def forward(m, x):
+        h = m.up(x)
+        return torch.stack([h * 0.4886 - 0.25 * x, h * 0.2]).sum(0), torch.relu(h) + 1e-12
+
+    def ours(p, x):
+        h = x @ p["up"].T
+        return jnp.stack([-0.4886 * h - 0.25 * x, h * 0.2]).sum(0), jax.nn.sigmoid(h) + 1e-12
+
+    found = part(ours, forward)
+    assert "another number" not in (found.kind or "")
+    activation = part(lambda p, x: ours(p, x)[1], lambda m, x: forward(m, x)[1])
+    assert activation.kind == "another activation: the sigmoid in ours, ReLU in theirs"
+
+
+def test_a_buffer_of_which_a_part_is_written_is_no_copy_of_that():
+    marks = np.array([[1, 2, 0, 4, 5, 3]])
+
+    def forward(m, x, marks):
+        shifted = marks.new_full(marks.shape, -1)
+        shifted[:, :-1] = marks[:, 1:]
+        return F.cross_entropy(m.up(x), shifted[0], ignore_index=-1)
+
+    def ours(p, x, marks):
+        shifted = jnp.pad(marks[:, :-1], ((0, 0), (1, 0)), constant_values=-1)[0]
+        each = -jnp.take_along_axis(jax.nn.log_softmax(x @ p["up"].T), jnp.maximum(shifted, 0)[:, None], 1)[:, 0]
+        return (each * (shifted >= 0)).sum() / (shifted >= 0).sum()
+
+    assert "input" not in (part(ours, forward, NUMBERS, marks).kind or "")

@@ -228,19 +228,28 @@ def test_a_whole_number_is_not_rounded_to_float32():
     assert "// 2" in found.ours.source
 
 
-def test_a_window_that_is_held_in_float32_is_no_difference():
-    """At its ends it is small beside what was rounded."""
+@pytest.mark.parametrize("table", ["window", "angles"])
+def test_a_table_that_is_held_in_float32_is_no_difference(table):
+    """A window is small at its ends beside what was rounded; angles stand for both halves of a head."""
+    steps, rates = np.arange(32), 10.0 ** -np.arange(16)
 
     def forward(self, x):
-        return self.linear(x * self.linear.window)
+        if table == "window":
+            return self.linear(x * self.linear.window)
+        angles = torch.arange(5)[:, None] * self.linear.rates
+        return self.linear(x * torch.cat([angles, angles], -1).cos())
 
     def linear():
         made = nn.Linear(32, 3)
         made.register_buffer("window", torch.hann_window(32), persistent=False)
+        made.register_buffer("rates", torch.tensor(rates, dtype=torch.float32), persistent=False)
         return made
 
     def ours(p, x):
-        return x * (0.5 - 0.5 * jnp.cos(2 * jnp.pi * jnp.arange(32) / 32)) @ p["kernel"] + p["bias"]
+        cosines = np.cos(np.arange(5)[:, None] * rates)
+        halves = jnp.concatenate([x[:, :16] * cosines, x[:, 16:] * cosines], -1)
+        x = x * (0.5 - 0.5 * jnp.cos(2 * jnp.pi * steps / 32)) if table == "window" else halves
+        return x @ p["kernel"] + p["bias"]
 
     weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
     found = first_difference(ours, Module(forward, linear=linear), weights, [numbers(5, 32)])

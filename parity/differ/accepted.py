@@ -68,7 +68,7 @@ class Accepted:
         for j in sorted(near):
             there, arrays = theirs.arrays[j], [ours.arrays[i] for i in near[j]]
             once = without_copies(there)
-            moved = [x for array in arrays for x in with_axes_as(once, without_copies(array))]
+            moved = [x for array in arrays for x in with_axes_as(once, _as_often(without_copies(array), once))]
             if moved and _rounds_alike(x := min(moved, key=partial(distance, once)), once):
                 found[j] = np.broadcast_to(x, there.shape).copy()
             elif (full := _with_digits(there, numbers)) is not None and not _is_converted(theirs, j):
@@ -117,6 +117,12 @@ class Accepted:
                 del self.put[j]
         self.passed[line] = f"{line} ({item}), behind which the two sides do not come together: the search ends here"
         return False
+
+
+def _as_often(array: np.ndarray, other: np.ndarray) -> np.ndarray:
+    """An array as often along its last axis as another one holds it, as the angles of both halves of a head."""
+    times, rest = divmod(other.size, array.size)
+    return array if rest or times < 2 else np.concatenate([array] * times, -1)
 
 
 def _with_digits(array: np.ndarray, numbers: Collection[float]) -> np.ndarray | None:

@@ -46,7 +46,7 @@ def activation(ours: Start, theirs: Start) -> str | None:
             continue
         x = finite(x)
         numbers = {x for side in (ours, theirs) for k in side.near for x in side.values.rows[k].literals}
-        known_functions = _known_functions(sorted(slope for slope in {0.01, *numbers} if 0 < slope < 1))
+        known_functions = _known_functions(sorted(slope for slope in {0.01, *numbers} if 1e-6 < slope < 1))
         with np.errstate(all="ignore"):
             applied = {name: fingerprint(f(x), depends_on_data=True)[0] for name, f in known_functions.items()}
         known = []

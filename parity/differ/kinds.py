@@ -219,6 +219,7 @@ def _literals(ours: Start, theirs: Start) -> str | None:
     """The same operation on the same values, with another number that stands in the program."""
     here, there = ([x for x in side.row.literals if abs(x) < 1e30] for side in (ours, theirs))
     names = {re.sub(r"^(aten|prims)\.|_$", "", side.row.operation) for side in (ours, theirs)}
-    if len(here) == len(there) == 1 and here != there and len(names) == 1 and shared(ours, theirs):
+    apart = len(here) == len(there) == 1 and abs(here[0]) != abs(there[0])  # a sign may stand in what reads it
+    if apart and len(names) == 1 and shared(ours, theirs):
         return f"another number stands in the program: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
     return None

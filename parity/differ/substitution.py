@@ -679,7 +679,8 @@ def _other_axes(experiments: Experiments, start: Start, partner: Start | None, o
     """This side does to one axis what the other does to another."""
     values = experiments.values
     tables = [i for i in start.row.inputs if not values.rows[i].data]
-    for i in (*tables, *sorted(start.agreed, key=lambda i: values.leaf(i) is None)):
+    # A weight is what the map says; an input may be turned.
+    for i in (*tables, *sorted(start.agreed, key=lambda i: (values.parameter(i) is not None, values.leaf(i) is None))):
         array = values.array(i) if experiments.is_small(i) else None
         if array is None or not 2 <= array.ndim <= 5:
             continue
@@ -691,6 +692,8 @@ def _other_axes(experiments: Experiments, start: Start, partner: Start | None, o
                 told = f"axes {a} and {b} of {of} are exchanged"
                 if _REDUCES.search(start.row.operation):
                     told = f"the two go over different axes of {of}"
+                elif values.parameter(i):
+                    told += ", or of what it meets"
                 yield _Shown(told, start.number, i, agreement)
 
 

@@ -341,7 +341,8 @@ class Values:
         """Whether a value is nothing but another one in another shape."""
         row = self.rows[number]
         same_type = all(self.rows[i].dtype == row.dtype for i in row.inputs if self.rows[i].data)
-        return bool(row.inputs) and same_type and bool(_COPIES.search(row.operation))
+        written = row.operation.endswith("copy_") and self.rows[row.inputs[-1]].shape != row.shape
+        return bool(row.inputs) and same_type and not written and bool(_COPIES.search(row.operation))
 
     def reads_complex(self, number: int) -> bool:
         """Whether a value is made of complex numbers directly."""

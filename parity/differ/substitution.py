@@ -562,8 +562,9 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
             said = f"{values.side} reads {names[0]} where {other.side} reads {names[1]}"
             # The line that makes a table, or reads an input first, is not the one that reads the wrong one.
             site = None if partner is None else other.shown(partner.number)
-            if names[0].startswith("input ") or (j in other.equal and _is_read_rightly(values, origin)):
-                yield _Shown(said, start.number, i, agreement, site, sure)
+            taken = names[0].startswith("input ")
+            if taken or (j in other.equal and _is_read_rightly(values, origin)):
+                yield _Shown(said, start.number, i, agreement, site, sure or not taken)
             else:
                 yield _Shown(said, origin, i, agreement, site if names[1].startswith("input ") else sites[1], sure)
 

@@ -283,14 +283,15 @@ def experiment(
         # Behind so much that agrees there may be another difference.
         much = agreement.agreeing > _ENOUGH and not agreement.returned
         if (much or mends > Mended.NOT_ALL) and (best is None or mends > best[0]):
-            # What another experiment, or one of the other side, is sure of at the same two lines is sure.
+            # What another experiment, or one of the other side, is sure of at the same two lines is sure; but one line
+            # may take several steps.
             # Theirs may agree with axes exchanged because it then does one thing twice.
             confirmed = mends is Mended.ALL and not (side and agreement.change.alone)
             confirmed = confirmed and not is_by_chance(
                 sides[side].array(agreement.change.number), agreement.change.array
             )
-            number = agreement.change.number
-            sure = any(at == lines and (its != side or n == number) for at, its, n in proved)
+            step, number = "without it" in finding.said, agreement.change.number
+            sure = any(at == lines and not (step and its == side and n != number) for at, its, n in proved)
             said = finding.said if sure and confirmed else f"perhaps {finding.said}"
             best = mends, finding._replace(said=said, sure=sure, confirmed=confirmed)
         if mends is Mended.ALL:

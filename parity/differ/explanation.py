@@ -424,9 +424,9 @@ def _around(values: Values, numbers: Sequence[int]) -> set[int]:
 def stopped(values: Values) -> list[tuple[int, int]]:
     """(where a gradient is stopped, that of what) on one side, the last first.
 
-    What autograd saves is detached as well; nothing on the way forward is made of that.
+    What autograd saves is detached as well; nothing on the way forward but derivatives is made of that.
     """
-    read = {k for row in values.rows if not row.backward for k in row.inputs}
+    read = {k for row in values.rows if not (row.backward or row.derived) for k in row.inputs}
     stops = [k for k in read if re.search("stop_grad|detach", values.rows[k].operation)]
     return [(k, i) for k in sorted(stops, reverse=True) for i in values.rows[k].inputs]
 

@@ -446,12 +446,9 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
                 one = i in row.inputs
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
-                # Whole numbers may be counted in another way, where the other side does not count there.
-                here, there = values.array(k), partner.values.array(partner.number) if partner else None
-                counts = [array is not None and _has_whole_numbers(array) for array in (given, here, there)]
                 # The other side goes on with what it computes as well.
                 known = i in values.equal or not values.rows[i].data
-                sure = counts != [True, True, False] and known and not _does_too(experiments, row, i)
+                sure = known and not _does_too(experiments, row, i)
                 yield _Shown(said, k if one else start.number, i, agreement, sure=sure)
     for k, holds in product((k for k in places if values.rows[k].dtype.endswith("bool")), (True, False)):
         if agreement := experiments.goes_on(k, np.full(values.rows[k].shape, holds)):

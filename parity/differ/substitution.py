@@ -21,6 +21,7 @@ from parity.differ.answer import called
 from parity.differ.confirmation import Change, Mended, mended, parted_after
 from parity.differ.element_order import distance, in_shape, layouts, with_axes_as, without_copies
 from parity.differ.fingerprints import BAR, Index, fingerprint
+from parity.differ.kinds import added, another_constant
 from parity.differ.row_sets import is_whole
 from parity.differ.values import Site, Value, Values, short
 
@@ -447,9 +448,10 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
                 # The other side goes on with what it computes as well.
-                known = i in values.equal or not values.rows[i].data
-                sure = known and not _does_too(experiments, row, i)
-                yield _Shown(said, k if one else start.number, i, agreement, sure=sure)
+                known, too = i in values.equal or not values.rows[i].data, _done_too(experiments, row, i)
+                constant = _other_constant(experiments, row, too) if too else None
+                sure = known and (too is None or constant is not None)
+                yield _Shown(constant or said, k if one else start.number, i, agreement, sure=sure)
     for k, holds in product((k for k in places if values.rows[k].dtype.endswith("bool")), (True, False)):
         if agreement := experiments.goes_on(k, np.full(values.rows[k].shape, holds)):
             where = "everywhere" if holds else "nowhere"
@@ -464,11 +466,18 @@ def _both_by_numbers(row: Value, values: Values, partner: Start | None, agreemen
     return _by_number(row, values) == _by_number(partner.row, partner.values) != ""
 
 
-def _does_too(experiments: Experiments, row: Value, read: int) -> bool:
-    """Whether the other side adds or multiplies as well, by what changes nothing here, as a mask of ones."""
+def _done_too(experiments: Experiments, row: Value, read: int) -> Value | None:
+    """Where the other side adds or multiplies as well, and changes nothing, as with a mask of ones or a tiny eps."""
     other, equal = experiments.other, experiments.values.equals([read])
     made = (other.rows[j] for j in equal if not equal.isdisjoint(other.rows[j].inputs))
-    return any(_family(each) == _family(row) != "" for each in made)
+    return next((each for each in made if _family(each) == _family(row) != ""), None)
+
+
+def _other_constant(experiments: Experiments, row: Value, too: Value) -> str | None:
+    constants = {side.side: added(side, each) for side, each in ((experiments.values, row), (experiments.other, too))}
+    if _family(row) != "shifts" or any(len(each) != 1 for each in constants.values()):
+        return None
+    return another_constant(constants["ours"][0], constants["theirs"][0])
 
 
 def _family(row: Value) -> str:

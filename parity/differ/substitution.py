@@ -374,8 +374,9 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
             copies, its = _copied_from(values, i), _copied_from(values, k)
             apart = next((n for n, before in pairwise(copies) if before in its), None)
             if apart is not None:
-                told = f"two parts of {told_of(values, values.rows[apart].inputs[-1])} are exchanged, here or before"
-            elif (one := told_of(values, i)) == (two := told_of(values, k)):
+                whole = told_of(values, values.rows[apart].inputs[-1])
+                return values.site(apart), f"two parts of {whole} are exchanged, here or behind"
+            if (one := told_of(values, i)) == (two := told_of(values, k)):
                 told = f"two results of {one} are exchanged, here or before"
             else:
                 told = f"ours takes {one} for {two}, and the other way round"

@@ -77,7 +77,8 @@ def _features(means: np.ndarray, least: float, most: float, unit: float) -> np.n
         return np.zeros(8)
     powers = mean / scale, absolute / scale, cube / scale**3, fourth / scale**4
     # A long tail makes the higher means large, and their rounding with them.
-    return np.array([*np.arcsinh(powers), *np.arcsinh([least / scale, most / scale]), np.log(scale * unit), 0.0])
+    logarithm = np.log(scale) + np.log(unit)  # their product may be too small for a number
+    return np.array([*np.arcsinh(powers), *np.arcsinh([least / scale, most / scale]), logarithm, 0.0])
 
 
 def _of_mask(array: np.ndarray) -> np.ndarray:

@@ -885,6 +885,7 @@ def test_an_input_is_named_where_another_one_is_computed_with():
 )
 def test_what_theirs_does_too_is_not_said_for_sure_to_be_left_out(mine, their):
     found = asked(mine, their)
+    assert found
     assert not found.sure, str(found)
 
 
@@ -948,6 +949,7 @@ def test_an_input_is_not_named_where_a_mask_is_made_of_it():
         return jax.nn.softmax(jnp.where(keep, x @ p["up"].T, -1e4))
 
     found = part(ours, forward, NUMBERS, kept, tokens)
+    assert found
     assert not (found.sure and "input" in found.kind), str(found)
 
 
@@ -980,3 +982,50 @@ def test_a_buffer_of_which_a_part_is_written_is_no_copy_of_that():
         return (each * (shifted >= 0)).sum() / (shifted >= 0).sum()
 
     assert "input" not in (part(ours, forward, NUMBERS, marks).kind or "")
+
+
+def test_a_gradient_that_is_stopped_in_what_is_subtracted_is_named():
+    """It is subtracted from something else that is made of it."""
+
+    def ours(p, x):
+        h = x @ p["up"].T
+        return jnp.tanh(h) - h
+
+    found = part(ours, lambda m, x: torch.tanh(h := m.up(x)) - h.detach())
+    assert found.sure
+    assert "h.detach()" in found.theirs.source
+    assert found.theirs.operation == "aten.detach"
+
+
+def test_a_weight_that_is_read_wrongly_each_time_is_sure():
+    def repeated(h, weight):
+        for _ in range(3):
+            h = h @ weight.T
+        return h
+
+    found = part(
+        lambda p, x: jnp.exp(repeated(x @ p["up"].T, p["up"])),
+        lambda m, x: torch.exp(repeated(m.up(x), m.down.weight)),
+        names=("up", "down"),
+    )
+    assert found.kind == "ours reads up.weight, as up, where theirs reads down.weight"
+    assert found.sure
+
+
+def test_what_is_subtracted_is_no_constant_that_is_added():
+    found = asked(lambda p, x, h: jnp.tanh(h - 0.01), lambda m, x, h: torch.tanh(h - 1e-13))
+    assert "is added" not in (found.kind or "")
+
+
+def test_the_sign_of_a_part_of_complex_numbers_is_not_sure_either():
+    def forward(m, x):
+        z = torch.complex(m.up(x), x) * 2.5
+        return z.real * 1.5 + torch.sin(z.imag) * 0.3
+
+    def ours(p, x):
+        z = jnp.conj(jax.lax.complex(x @ p["up"].T, x)) * 2.5
+        return z.real * 1.5 + jnp.sin(z.imag) * 0.3
+
+    found = part(ours, forward)
+    assert found
+    assert not found.sure, str(found)

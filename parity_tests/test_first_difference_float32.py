@@ -255,3 +255,23 @@ def test_a_table_that_is_held_in_float32_is_no_difference(table):
     found = first_difference(ours, Module(forward, linear=linear), weights, [numbers(5, 32)])
     assert not found, str(found)
     assert found.narrow
+
+
+def test_one_small_number_of_a_table_that_is_another_one_is_found():
+    table = np.array([1, 0.5, 0.25, 0.125, 2e-6, 3e-6, 0.75, 2.0])
+
+    def forward(self, x):
+        return torch.tanh(x * self.linear.table * 1e6) @ self.linear.weight.T
+
+    def linear():
+        made = nn.Linear(8, 3, bias=False)
+        made.register_buffer("table", torch.tensor(table, dtype=torch.float32), persistent=False)
+        return made
+
+    def ours(p, x):
+        other = table.astype(np.float32).astype(float)
+        other[4] = 2.2e-6
+        return jnp.tanh(x * other * 1e6) @ p["kernel"]
+
+    weights = {"kernel": ("linear.weight", "o i -> i o")}
+    assert first_difference(ours, Module(forward, linear=linear), weights, [numbers(5, 8)])

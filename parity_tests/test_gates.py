@@ -13,6 +13,8 @@ from parity import Difference, ParityError
 from parity import check_parity as check_and_explain
 from parity.gates.bridge import Bridge
 from parity.gates.check import OwnPair
+from parity.gates.projection import Inputs
+from parity.gates.torch_side import TorchSide
 from parity_tests.errors import parity_error
 from parity_tests.small_modules import Module, linear_rows, numbers
 
@@ -233,3 +235,16 @@ def test_a_search_that_breaks_hides_no_red_gate(module, monkeypatch):
     with parity_error(r"gate 1 activations: 1.00e-09") as error:
         check_and_explain(off, module, WEIGHTS, [X], gates=["1"])
     assert error.value.__notes__ == ["where they part was not found (RuntimeError: two lines)"]
+
+
+def test_gradients_of_a_module_that_differentiates_by_its_own_weights_do_not_add_up():
+    def forward(self, x):
+        loss = torch.tanh(self.first(x)).square().mean()
+        (slope,) = torch.autograd.grad(loss, [self.first.weight], create_graph=True)
+        return self.second(torch.tanh(x @ (self.first.weight - slope).T))
+
+    module = Module(forward, first=lambda: nn.Linear(5, 5), second=lambda: nn.Linear(5, 3)).double()
+    side = TorchSide(module, Inputs.read([numbers(4, 5)]))
+    whole = side.run(side.weights).gradients
+    for name in ("first.weight", "second.weight", "first.weight"):
+        assert np.allclose(side.run(side.weights, of=[name]).gradients[name], whole[name], rtol=1e-12)

@@ -121,8 +121,8 @@ class Accepted:
 
 def _as_often(array: np.ndarray, other: np.ndarray) -> np.ndarray:
     """An array as often along its last axis as another one holds it, as the angles of both halves of a head."""
-    times, rest = divmod(other.size, array.size)
-    return array if rest or times < 2 else np.concatenate([array] * times, -1)
+    times, rest = divmod(other.size, max(array.size, 1))
+    return array if rest or times < 2 or not array.ndim else np.tile(array, times)
 
 
 def _with_digits(array: np.ndarray, numbers: Collection[float]) -> np.ndarray | None:
@@ -150,10 +150,11 @@ def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:
     largest = float(np.abs(there).max())
     if not largest < 1e30:
         return False
-    table = max(there.shape) * largest if there.squeeze().ndim > 1 else 0.0
-    if there.size > 1 and np.array_equal(there.astype(np.float32), there):
-        table = np.maximum(table, 4 * largest * (np.abs(there) > 1e-6 * largest))
     apart = np.abs(here - there)
+    table = max(there.shape) * largest if there.squeeze().ndim > 1 else 0.0
+    # Where rounding shows in most numbers, by about as much.
+    if there.size > 1 and np.array_equal(there.astype(np.float32), there) and apart.max() < 16 * np.median(apart):
+        table = np.maximum(table, 4 * largest * (np.abs(there) > 1e-6 * largest))
     return bool(apart.max() > 1e-12 * largest and (apart <= _FLOAT32 * np.maximum(4 * np.abs(there), table)).all())
 
 

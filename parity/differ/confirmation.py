@@ -103,7 +103,8 @@ def _is_again(before: Start | None, after: Start | None) -> bool:
     if before is None or after is None:
         return before is after
     values, inputs = after.values, {*map(after.values.copied, after.row.inputs)}
-    if before.number in inputs and not any(values.is_made_of(i, before.number) for i in inputs - {before.number}):
+    adds = re.search("add|sub", after.row.operation) and before.number in inputs
+    if adds and not any(values.is_made_of(i, before.number) for i in inputs - {before.number}):
         return False
     rows = before.row, after.row
     told = [(row.place, row.operation, re.sub(r"\d+", "", row.module)) for row in rows]

@@ -196,8 +196,9 @@ class _Parting:
         if origin.inherited is None:
             return origin
         chosen = not self.sides[0].reordered.keys().isdisjoint(self.sides[0].rows[origin.inherited[0]].inputs)
-        routed = chosen or any(map(is_routed, self.sides, origin.inherited))
-        return reordered_choice(self.first, self.second, origin.inherited[0]) if routed else origin
+        routed = any(map(is_routed, self.sides, origin.inherited))
+        found = reordered_choice(self.first, self.second, origin.inherited[0]) if routed or chosen else origin
+        return found if found.inherited or routed else origin
 
     def _in_other_order(self, i: int, j: int, origin: Origin) -> Difference:
         """Where both computed the same numbers, or hold them as weights."""
@@ -240,9 +241,9 @@ class _Parting:
             # The table that one of them reads may be read by another start of the other side.
             first, second = map(_reading_constants, (first, second), self.starts)
         places, sure = _places(first, second), self.together and (bool(what) or are_counterparts(first, second))
-        # On the way back nothing is run on, so that no more is known.
         # Of complex numbers the absolute values are compared.
         sure = sure and not any(side.values.reads_complex(side.number) for side in (first, second))
+        # On the way back nothing is run on, so that no more is known.
         checked, sure = origin.checked and (bool(what) or stage == "forward"), sure and not origin.lost
         sure = sure and (by_numbers or not (wrong or (what and stage == "backward")))
         if sure and not by_numbers and stage == "forward" and first.row.again and second.row.again:
@@ -455,7 +456,9 @@ def _cancels(values: Values, number: int) -> bool:
     rows, [of] = values.rows, values.rows[number].inputs
     most = any("max" in rows[i].operation for i in (of, *rows[of].inputs))
     less = [k for k in values.used(number) if "sub" in rows[k].operation]
-    itself = any(of in (i, *rows[i].inputs) for k in less for i in rows[k].inputs if i != number)
+    from_what = [i for k in less for i in rows[k].inputs if i != number]
+    from_what += [m for i in from_what if "add" in rows[i].operation for m in rows[i].inputs]
+    itself = values.copied(of) in map(values.copied, from_what)
     return itself or (most and any("exp" in rows[m].operation for k in less for m in values.used(k)))
 
 

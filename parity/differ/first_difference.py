@@ -280,8 +280,7 @@ def _outputs(
     try:
         here = jax.eval_shape(returned, abstract, given)
         side, shown = "theirs", ""
-        arrays = {key: to_torch(array.copy()) for key, array in given.items()}
-        there = untrained(module, lambda: theirs(module, arrays))
+        there = untrained(module, lambda: theirs(module, {k: to_torch(array.copy()) for k, array in given.items()}))
     except ParityError:
         raise
     except Exception as error:

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from parity.differ.values import NOWHERE, ROW, STACK, Kind, Place, Step, Value, Values, Way, is_narrow, read_line
+from parity.differ.values import NOWHERE, ROW, STACK, Direction, Kind, Place, Step, Value, Values, is_narrow, read_line
 from parity.gates.pytrees import is_key
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
@@ -62,8 +62,8 @@ def values_of_jax(
     `names` are (kind, name) of the leaves of the arguments, in the order of the tree: "parameter" or "input". Those
     that nobody else holds are let go after their last use. With `widen`, computes in float64 what the program
     casts to fewer digits, but for the casts in these lines (file, number). A constant that was held in float32 becomes
-    what stands for it in `digits`. Whether it differentiates what it computes, and so goes `backward`; what is
-    differentiated within the program that somebody wrote belongs to the way forward.
+    what stands for it in `digits`. `backward`: whether the function itself differentiates what it
+    computes; what is differentiated within the program that somebody wrote belongs to the way forward.
     """
     order: list[str] = []
 
@@ -95,7 +95,7 @@ class _Run:
         self._places: dict[tuple[int, Any], Place] = {}
         self._layer: tuple[int, ...] = ()
         """The iteration of each scan or loop that is being run, the outermost first."""
-        self._outer: list[tuple[Place, str, Way]] = []
+        self._outer: list[tuple[Place, str, Direction]] = []
         """Of the programs that are run, the outermost first: the line that called it, its name where a library wrote
         it, and the way that it is run on."""
         self._forward: dict[tuple[Any, tuple[int, ...]], list[int]] = {}
@@ -218,7 +218,7 @@ class _Run:
         self._reached = reading[-1] if reading else self._reached
         return reading[-1] if reading else None
 
-    def _way(self, eqn: JaxprEqn) -> Way:
+    def _way(self, eqn: JaxprEqn) -> Direction:
         """On which way an operation is run: what the program differentiates itself belongs to the way forward."""
         stack, outer = str(eqn.source_info.name_stack), self._outer[-1][2] if self._outer else None
         if outer == "backward" or (outer is None and self._differentiates and stack.startswith("transpose(")):

@@ -190,7 +190,8 @@ def reordered_choice(first: Start, second: Start, number: int) -> Origin:
     for i in todo:
         for k in ours.rows[i].inputs:
             for m in ours.reordered.get(k, ()):
-                changes = (Change(k, array.astype(ours.rows[k].dtype), {}) for array in _mending(ours, theirs, k, m))
+                kept = np.asarray(ours.array(k)).dtype
+                changes = (Change(k, array.astype(kept), {}) for array in _mending(ours, theirs, k, m))
                 mends = most_mended((ours, theirs), changes, (first, second))
                 if mends > Mended.NOT_ALL:
                     return _first_choice(ours, theirs, (k, m), mends)

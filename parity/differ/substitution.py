@@ -291,8 +291,10 @@ def experiment(
             confirmed = confirmed and not is_by_chance(
                 sides[side].array(agreement.change.number), agreement.change.array
             )
-            step, number = "without it" in finding.said, agreement.change.number
+            step, number = finding.said.endswith("as without it"), agreement.change.number
             sure = any(at == lines and not (step and its == side and n != number) for at, its, n in proved)
+            sure = sure and not sides[side].reads_complex(number)
+            confirmed = confirmed and not sides[side].reads_complex(number)
             said = finding.said if sure and confirmed else f"perhaps {finding.said}"
             best = mends, finding._replace(said=said, sure=sure, confirmed=confirmed)
         if mends is Mended.ALL:
@@ -476,7 +478,8 @@ def _done_too(experiments: Experiments, row: Value, read: int) -> Value | None:
 
 def _other_constant(experiments: Experiments, row: Value, too: Value) -> str | None:
     constants = {side.side: added(side, each) for side, each in ((experiments.values, row), (experiments.other, too))}
-    if _family(row) != "shifts" or any(len(each) != 1 for each in constants.values()):
+    sums = all(re.search(r"\badd_?$", each.operation) for each in (row, too))
+    if not sums or any(len(each) != 1 for each in constants.values()):
         return None
     return another_constant(constants["ours"][0], constants["theirs"][0])
 

@@ -98,8 +98,8 @@ class Sides:
         compiled = jax.jit(lambda arrays, inputs: dict(self.ours(self.params(arrays), inputs)[1]))
         ours = compiled(self.arrays(), {name: jnp.asarray(array) for name, array in self.inputs.items()})
         hand_back()
-        module, inputs = self.module(), {name: to_torch(array) for name, array in self.inputs.items()}
-        _, theirs = untrained(module, lambda: self.theirs(module, inputs))
+        module, given = self.module(), self.inputs.items()
+        _, theirs = untrained(module, lambda: self.theirs(module, {name: to_torch(x.copy()) for name, x in given}))
         return (
             {name: np.asarray(array).astype(np.float64) for name, array in ours.items()},
             {name: tensor.detach().double().cpu().numpy() for name, tensor in theirs.items()},

@@ -14,7 +14,7 @@ import numpy as np
 from parity.differ.fingerprints import BAR, Index, as_numpy, fingerprint, sketch
 
 Kind = Literal["parameter", "input", "constant", "operation"]
-Way = Literal["forward", "derived", "backward"]
+Direction = Literal["forward", "derived", "backward"]
 """Of a computation: `derived` is what the program itself differentiates on the way forward."""
 _ADDS = re.compile(
     r"^(aten\.|prims\.)?(add|sub|rsub|reduce_sum|dot_general|conv|sum|mm|bmm|addmm|mean|cumsum|scatter.add)"
@@ -341,8 +341,12 @@ class Values:
         """Whether a value is nothing but another one in another shape."""
         row = self.rows[number]
         same_type = all(self.rows[i].dtype == row.dtype for i in row.inputs if self.rows[i].data)
+        return bool(row.inputs) and same_type and self._is_copied(row)
+
+    def _is_copied(self, row: Value) -> bool:
+        """Whether an operation copies; what is written into a part of a buffer does not make it."""
         written = row.operation.endswith("copy_") and self.rows[row.inputs[-1]].shape != row.shape
-        return bool(row.inputs) and same_type and not written and bool(_COPIES.search(row.operation))
+        return not written and bool(_COPIES.search(row.operation))
 
     def reads_complex(self, number: int) -> bool:
         """Whether a value is made of complex numbers directly."""
@@ -376,7 +380,7 @@ class Values:
         """The parameter or input of which a value is a copy: a transpose, a slice, a reshaped one, one times 1."""
         while (row := self.rows[number]).kind == "operation":
             before = [i for i in row.inputs if self.rows[i].data]
-            if len(before) != 1 or not (_COPIES.search(row.operation) or _same(row, self.rows[before[0]])):
+            if len(before) != 1 or not (self._is_copied(row) or _same(row, self.rows[before[0]])):
                 return None
             number = before[0]
         return number if row.kind in ("parameter", "input") else None

@@ -75,7 +75,9 @@ class TorchSide:
         try:
             with Float64() if self.wide else defaults_of(module):
                 run = partial(backward, held, lambda: self._loss(module, arrays, known or {}))
-                return Values(*untrained(module, run, but=wanted))
+                found = Values(*untrained(module, run, but=wanted))
+            module.zero_grad(set_to_none=True)
+            return found
         except (TypeError, ValueError, KeyError, IndexError, AttributeError, RuntimeError) as error:
             given = [list(array.shape) for array in inputs.arrays.values()]
             raise failure("theirs", error, f"inputs {given}") from error
@@ -116,7 +118,7 @@ def load(module: nn.Module, weights: Tensors) -> None:
 def untrained(module: nn.Module, run: Callable[[], T], but: Collection[str] = ()) -> T:
     """What `run` returns while no weight is trained `but` these: nothing is kept for a way back, while a module that
     differentiates what it computes, as a penalty of gradients does, still can. Where it does so by its own weights, as
-    one that learns to learn, they stay trained."""
+    one that learns to learn, it runs once more, and they stay trained."""
     trained = [p for name, p in module.named_parameters() if p.requires_grad and name not in but]
     with torch.enable_grad():
         try:

@@ -1029,3 +1029,16 @@ def test_the_sign_of_a_part_of_complex_numbers_is_not_sure_either():
     found = part(ours, forward)
     assert found
     assert not found.sure, str(found)
+
+
+def test_a_gradient_that_is_stopped_before_a_norm_is_named():
+    """The norm subtracts a mean of it, which is stopped as well."""
+    found = asked(
+        lambda p, x, h: h + normalise(p, h), lambda m, x, h: h + layer_norm_in_steps(m, h.detach()), backward=True
+    )
+    assert found.theirs.operation == "aten.detach"
+
+
+def layer_norm_in_steps(m, h):
+    h = h.view(h.shape) - h.mean(-1, keepdim=True)
+    return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5) * m.norm.weight + m.norm.bias

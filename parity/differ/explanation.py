@@ -458,7 +458,7 @@ def _cancels(values: Values, number: int) -> bool:
     less = [k for k in values.used(number) if "sub" in rows[k].operation]
     from_what = [i for k in less for i in rows[k].inputs if i != number]
     from_what += [m for i in from_what if "add" in rows[i].operation for m in rows[i].inputs]
-    itself = values.copied(of) in map(values.copied, from_what)
+    itself = any(values.copied(i) == values.copied(of) and not values.is_made_of(i, number) for i in from_what)
     return itself or (most and any("exp" in rows[m].operation for k in less for m in values.used(k)))
 
 

@@ -152,7 +152,7 @@ def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:
         return False
     apart = np.abs(here - there)
     table = max(there.shape) * largest if there.squeeze().ndim > 1 else 0.0
-    # Where rounding shows in most numbers, by about as much.
+    # In such a table rounding shows in most numbers, and by about as much.
     if there.size > 1 and np.array_equal(there.astype(np.float32), there) and apart.max() < 16 * np.median(apart):
         table = np.maximum(table, 4 * largest * (np.abs(there) > 1e-6 * largest))
     return bool(apart.max() > 1e-12 * largest and (apart <= _FLOAT32 * np.maximum(4 * np.abs(there), table)).all())

@@ -473,7 +473,7 @@ def _done_too(experiments: Experiments, row: Value, read: int) -> Value | None:
     """Where the other side adds or multiplies as well, and changes nothing, as with a mask of ones or a tiny eps."""
     other, equal = experiments.other, experiments.values.equals([read])
     made = (other.rows[j] for j in equal if not equal.isdisjoint(other.rows[j].inputs))
-    # Of a product with the number 1, as PyTorch takes a sum of products apart, no other operand is known.
+    # PyTorch takes a sum of products apart into products with the number 1 as well, which have no other operand.
     given = (each for each in made if len(each.inputs) > 1 or each.literals)
     return next((each for each in given if _family(each) == _family(row) != ""), None)
 

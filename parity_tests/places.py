@@ -57,7 +57,7 @@ def table(results):
             _shown(r.difference.ours) or "; ".join(r.difference.parameters),
             _shown(r.difference.theirs),
             # Files are read from a folder that is gone.
-            re.sub(r"\S*/(\w+\.py):\d+", r"\1", r.difference.kind or "").replace("|", "\\|"),
+            re.sub(r"[^\s(]*/(\w+\.py):\d+", r"\1", r.difference.kind or "").replace("|", "\\|"),
         ]
         for r in results
     ]

@@ -42,6 +42,9 @@ class Difference:
     where to look first, and no more. Where it is not `confirmed`, the verdict is "likely"."""
     confirmed: bool = False
     """Whether, fed with what agrees, in one order, the two differ here: the difference is not inherited."""
+    others: tuple[Site, ...] = ()
+    """Other lines of ours to look at, where it is not sure: where the order of what is read there may have been lost,
+    what is chosen by and has no equal, and where the two begin to differ as well."""
     parameters: tuple[str, ...] = ()
     """What is wrong with weights, by name."""
     differing: tuple[str, ...] = ()
@@ -86,6 +89,7 @@ class Difference:
                 lines += [f"  {side:8} {where}", f"           {site.way}"]
             elif self.ours or self.theirs or not self.parameters:
                 lines.append(f"  {side:8} no place: nothing there belongs to what the other side computes")
+        lines += [f"  or:      {site}" for site in self.others]
         lines += [f"  what:    {self.kind}"] if self.kind else []
         lines += [f"  agrees:  {ours}  =  {theirs}" for ours, theirs in self.agreed[:3]]
         lines += [f"  {said}" for said in self.parameters[:8]]
@@ -211,6 +215,7 @@ _HTML = """
 {% if found.differing %}<dt>differs</dt><dd>{{ listed(found.differing) }}</dd>{% endif %}
 {% if found.ours %}<dt>{{ found.sides[0] }}</dt><dd>{{ show(found.ours) }}</dd>{% endif %}
 {% if found.theirs %}<dt>{{ found.sides[1] }}</dt><dd>{{ show(found.theirs) }}</dd>{% endif %}
+{% for site in found.others %}<dt>or</dt><dd>{{ show(site) }}</dd>{% endfor %}
 {% if found.kind %}<dt>what</dt><dd>{{ found.kind }}</dd>{% endif %}
 {% for pair in found.agreed[:most] %}<dt>agrees before</dt><dd>{{ show(pair[0]) }}{{ show(pair[1]) }}</dd>{% endfor %}
 {% if found.opaque %}<dt>not looked into</dt><dd>{{ found.opaque|unique|sort|join(", ") }}</dd>{% endif %}

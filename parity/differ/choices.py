@@ -25,7 +25,7 @@ def before_choices(ours: Start, theirs: Start) -> tuple[list[Start], list[Start]
     found, chosen = [], False
     for start, other in ((ours, theirs.values), (theirs, ours.values)):
         values, rows = start.values, start.values.rows
-        choices = _choices(start, other)
+        choices = unmatched_choices(start, other)
         before = {k for i in choices for k in rows[i].inputs if rows[k].data and values.leaf(k) is None}
         scores = {k for k in before - {*choices} if k not in values.equal and not is_whole(rows[k].dtype)}
         found.append(starts(values, scores) or [start])
@@ -37,7 +37,7 @@ def other_choice(ours: Start, theirs: Start) -> tuple[int, int, bool] | None:
     """(ours, theirs): the first whole numbers by which both choose, or whether something holds, with which ours goes on
     to its end as theirs does if it has those of theirs; and whether what they are made of agrees."""
     sides = ours.values, theirs.values
-    choices = _choices(ours, theirs.values, _BACK), _choices(theirs, ours.values, _BACK)
+    choices = unmatched_choices(ours, theirs.values, _BACK), unmatched_choices(theirs, ours.values, _BACK)
     for values, numbers in zip(sides, choices, strict=True):
         values.want(numbers)
     tried = ((i, j, array) for i, j in product(*map(sorted, choices)) for array in _given(*sides, i, j))
@@ -113,7 +113,7 @@ def _given(ours: Values, theirs: Values, i: int, j: int) -> Iterable[np.ndarray]
     return [array.astype(here.dtype) for array in moved]
 
 
-def _choices(start: Start, other: Values, steps: int = 0) -> list[int]:
+def unmatched_choices(start: Start, other: Values, steps: int = 0) -> list[int]:
     """The whole numbers that the other side has not, by which a start chooses, or what it is made of in so many steps;
     and those that they are made of."""
     values, readers = start.values, [start.number]

@@ -21,13 +21,13 @@ from parity.differ.alignment import (
     starts_of_both,
 )
 from parity.differ.answer import Difference, Stage
-from parity.differ.choices import before_choices, other_choice, other_rows
+from parity.differ.choices import before_choices, other_choice, other_rows, unmatched_choices
 from parity.differ.conditioning import explained_by_rounding
 from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance, error_of
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
-from parity.differ.origin_of_order import Origin, lost_order, origin_of_order, reordered_choice
+from parity.differ.origin_of_order import Origin, first_move, is_in_order, lost_order, origin_of_order, reordered_choice
 from parity.differ.parts import match_in_parts
 from parity.differ.row_sets import is_routed, is_whole
 from parity.differ.substitution import WAYS, exchanged, experiment, of_same_weight, repaired
@@ -41,6 +41,8 @@ _POSITIONS = 500
 """With so many positions, angles that are a little wrong show."""
 _PAIRS = 4
 """Starts of ours, at most, from which experiments are made."""
+_OTHERS = 3
+"""Other lines, at most, where an answer is not sure."""
 
 
 def explain_outputs(
@@ -109,7 +111,9 @@ def explain_stage(
     accepted.starts = first, second
     about["unread"] = unread_weights(ours, theirs, held_by) if stage == "forward" else ()
     if first is not None and second is not None:
-        return _Parting(stage, sides, held_by, about, found, first, second, together, grown).explained()
+        parting = _Parting(stage, sides, held_by, about, found, first, second, together, grown)
+        answer = parting.explained()
+        return answer if answer.sure or stage == "backward" else replace(answer, others=parting.other_lines(answer))
     if stage == "forward" and (shown := experiment(sides, first, second, found)):
         return Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.confirmed, **about)
     return _one_sided(stage, first or second, theirs if first else ours, about, (set(errors), set(trained)), held_by)
@@ -174,6 +178,18 @@ class _Parting:
             return self._confirmed(*shown)
         lines = self._at_the_lines(wrong, code, what, by_numbers, hidden, origin)
         return lines if lines.sure or not found else replace(found, kind=None)
+
+    def other_lines(self, answer: Difference) -> tuple[Site, ...]:
+        """The lines of ours beside that of an answer which may be the one."""
+        ours, theirs = self.sides
+        read = [i for i in self.first.agreed if i in ours.equal and ours.rows[i].data and ours.leaf(i) is None]
+        ours.want(read)
+        theirs.want(ours.equals(read))
+        mixed = [first_move(ours, theirs, i) for i in read if not is_in_order(ours, theirs, i)]
+        numbers = (*mixed, *unmatched_choices(self.first, theirs), *(start.number for start in self.starts[0]))
+        named = {(site.file, site.line): site for site in map(ours.made, numbers) if site.file}
+        named.pop(answer.ours and (answer.ours.file, answer.ours.line), None)
+        return tuple(named.values())[:_OTHERS]
 
     def _confirmed(self, place: Site, said: str) -> Difference:
         """At a line of ours and where theirs begins, what mends all."""
@@ -252,7 +268,10 @@ class _Parting:
             if mended is not None and not is_routed(self.sides[0], mended[0]):
                 sites = self.sides[0].site(mended[0]), self.sides[1].site(mended[1])
                 here = what or (not first.constants and sites[0].line == places[0].line)
-                sure = bool(here) and mended[2] > Mended.NOT_ALL
+                # Where the value is made of what begins elsewhere as well, that may be the difference.
+                elsewhere = (start for start in self.starts[0] if start is not self.first)
+                alone = bool(what) or not any(first.values.is_made_of(mended[0], start.number) for start in elsewhere)
+                sure = bool(here) and mended[2] > Mended.NOT_ALL and alone
                 checked = checked and mended[2] is Mended.ALL
                 places = sites if len(self.starts[0]) == 1 and not what else places
         adds = ["add" in side.row.operation for side in (first, second) if stage == "backward" and not what]

@@ -5,7 +5,7 @@ Each finder looks for one kind and says a sentence where the numbers show it. Tw
 
 import math
 import re
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import product
 
 import numpy as np
@@ -13,10 +13,13 @@ import numpy as np
 from parity.differ.activations import activation
 from parity.differ.alignment import Start, shared, sizes_around
 from parity.differ.answer import called
-from parity.differ.confirmation import Change, Mended, mended
+from parity.differ.confirmation import Change, Mended, most_mended
 from parity.differ.element_order import in_our_layout, layouts
 from parity.differ.fingerprints import BAR, finite, times
 from parity.differ.values import Value, Values
+
+_ORDERS = 8
+"""Orders of axes, at most, in which theirs is put in the place of ours."""
 
 
 def kind(ours: Start, theirs: Start) -> tuple[str | None, bool]:
@@ -99,6 +102,8 @@ def _mask_of_one(ours: Start, theirs: Start) -> str | None:
     around = {re.sub(r"^aten\._?", "", other.values.rows[i].operation) for i in (*other.behind, *other.near)}
     if _MASKED_FOR.isdisjoint(around) or any(re.search("where|mask|select_n", name) for name in around):
         return None
+    if _masks(other, other.near, _LARGE):
+        return None
     return f"only {one.values.side} masks here, {other.values.side} does not"
 
 
@@ -156,40 +161,42 @@ def masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
     return _masked(moved) ^ _masked(mine)
 
 
-def _masked(array: np.ndarray) -> np.ndarray:
+_LARGE = -9e3
+"""Below it is what a mask may have in the place of "minus infinity"."""
+
+
+def _masked(array: np.ndarray, below: float = -1e30) -> np.ndarray:
     """Where a mask's "minus infinity" is."""
     with np.errstate(invalid="ignore"):
-        return np.asarray(array <= -1e30)
+        return np.asarray(array <= below)
 
 
-def _masks(side: Start, near: Sequence[int]) -> list[np.ndarray]:
+def _masks(side: Start, near: Sequence[int], below: float = -1e30) -> list[np.ndarray]:
     """Each of these values, but for tables, that masks something; a side may mask in several steps."""
     rows = side.values.rows
     arrays = [side.values.array(i) for i in near if rows[i].data and len(rows[i].shape) >= 2]
-    return [array for array in arrays if array is not None and _masked(array).any()]
+    return [array for array in arrays if array is not None and _masked(array, below).any()]
 
 
-def _may_mend_all(ours: Start, theirs: Start, number: int, factor: float) -> bool:
-    """Whether ours, with a factor taken out, goes on as theirs does: of two values that are multiplied, each side may
-    scale another one, and what a norm squares has the square of the factor."""
-    array = ours.values.array(number)
-    if array is None or ours.values.again is None:
-        return True
-    with np.errstate(over="ignore"):
-        change = Change(number, array / factor, {})
-    return mended((ours.values, theirs.values), 0, change, (ours, theirs)) > Mended.ONE_SIDE
+def _may_mend_all(ours: Start, theirs: Start, number: int, arrays: Iterable[np.ndarray]) -> bool:
+    """Whether ours, with one of these in the place of a value, goes on as theirs does: each side may scale another one
+    of two values that are multiplied, or in another step."""
+    changes = (Change(number, array, {}) for array in arrays)
+    return most_mended((ours.values, theirs.values), changes, (ours, theirs)) > Mended.ONE_SIDE
 
 
 def _factor(ours: Start, theirs: Start) -> str | None:
     """Ours is theirs times one number."""
     found: list[float] = []
     begins = False
+    # Behind the line, a square has the square of the factor.
+    line = [i for i in ours.near if ours.values.rows[i].place[:2] == ours.row.place[:2]]
     for i in ours.near:
         row = ours.values.rows[i]
         # The last of theirs: either side may scale in several steps.
         for j in theirs.near[::-1] if math.prod(row.shape) >= 16 else ():
             factor = times(row.features, theirs.values.rows[j].features)
-            if factor is not None:
+            if factor is not None and (i in line or not found):
                 found.append(factor)
                 last = i
                 begins |= i == ours.number or j == theirs.number
@@ -197,8 +204,11 @@ def _factor(ours: Start, theirs: Start) -> str | None:
     if not begins or abs(found[-1] - 1) <= BAR:
         return None
     values, forward = ours.values, not ours.row.backward
-    if forward and values.readers(last) and not _may_mend_all(ours, theirs, last, found[-1]):
-        return None
+    array = values.array(last) if forward and values.readers(last) and values.again is not None else None
+    if array is not None:
+        with np.errstate(over="ignore"):
+            if not _may_mend_all(ours, theirs, last, [array / found[-1]]):
+                return None
     # On the way back one such pair may be chance, as where one side writes a square and the other a product.
     # So may a sign be, as where one side writes x - y and the other y - x.
     alike = sum(math.isclose(factor, found[-1], rel_tol=1e-9) for factor in found)
@@ -225,6 +235,14 @@ def _literals(ours: Start, theirs: Start) -> str | None:
     here, there = ([x for x in side.row.literals if abs(x) < 1e30] for side in (ours, theirs))
     names = {re.sub(r"^(aten|prims)\.|_$", "", side.row.operation) for side in (ours, theirs)}
     apart = len(here) == len(there) == 1 and abs(here[0]) != abs(there[0])  # a sign may stand in what reads it
-    if apart and len(names) == 1 and shared(ours, theirs):
+    if apart and len(names) == 1 and shared(ours, theirs) and _is_mended_by_theirs(ours, theirs):
         return f"another number stands in the program: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
     return None
+
+
+def _is_mended_by_theirs(ours: Start, theirs: Start) -> bool:
+    """Whether ours goes on as theirs does with what theirs makes there, where that can be seen."""
+    here, there = ours.values.array(ours.number), theirs.values.array(theirs.number)
+    if here is None or there is None or ours.row.backward or ours.values.again is None:
+        return True
+    return _may_mend_all(ours, theirs, ours.number, layouts(here, there)[:_ORDERS])

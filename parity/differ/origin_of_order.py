@@ -94,7 +94,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
     ours, theirs = first.values, second.values
     experiments = Experiments(ours, theirs)
     theirs.want(ours.equals(first.agreed))
-    mixed = [i for i in first.agreed if i in ours.equal and not _is_in_order(ours, theirs, i, exchanged=True)]
+    mixed = [i for i in first.agreed if i in ours.equal and not is_in_order(ours, theirs, i, exchanged=True)]
     pairs = [(i, j) for i in mixed for j in sorted(ours.equal[i], key=lambda j: (j not in second.agreed, -j))]
     # What goes on is shown better than what comes to one value, which may be another one transposed.
     for shows in (experiments.goes_on, experiments.reached):
@@ -107,7 +107,7 @@ def lost_order(first: Start, second: Start) -> Origin | None:
             shown = [array for array in candidates if shows(i, array) is not None]
             if shown:
                 shown = _furthest(experiments, i, shown)
-                moved = _first_move(ours, theirs, i)
+                moved = first_move(ours, theirs, i)
                 # What computes moves nothing: theirs has sorted what it reads.
                 moves = ours.copies(moved) or ours.rows[moved].operation in _MOVERS
                 if not moves:
@@ -120,7 +120,7 @@ def _mends(first: Start, second: Start, moved: int, number: int, candidates: Seq
     """What one of these orders of a value mends, if what the operation that moved it reads is in theirs."""
     ours, theirs = first.values, second.values
     read = [k for k in ours.rows[moved].inputs if _tells(ours, k)]
-    if not all(k in ours.equal and _is_in_order(ours, theirs, k) for k in read):
+    if not all(k in ours.equal and is_in_order(ours, theirs, k) for k in read):
         return Mended.NOT_ALL
     changes = [Change(number, array, {}) for array in candidates]
     line = ours.rows[moved].place[:2], ours.rows[moved].operation
@@ -208,7 +208,7 @@ def _first_choice(ours: Values, theirs: Values, met: tuple[int, int], mends: Men
         if not moved:
             break
         k, m = moved[0]
-    known = all(i in ours.equal and (is_whole(ours.rows[i].dtype) or _is_in_order(ours, theirs, i)) for i in read)
+    known = all(i in ours.equal and (is_whole(ours.rows[i].dtype) or is_in_order(ours, theirs, i)) for i in read)
     return Origin((k, m), True, mends=mends if known else Mended.NOT_ALL)
 
 
@@ -221,14 +221,14 @@ def _is_near(here: np.ndarray, there: np.ndarray) -> bool:
         return bool(np.abs(here - there).max() <= NEARLY * (np.abs(finite(here)).max() + 1e-300))
 
 
-def _first_move(ours: Values, theirs: Values, number: int) -> int:
+def first_move(ours: Values, theirs: Values, number: int) -> int:
     """The operation that put numbers into another order: the last one before a value whose inputs are in theirs; of a
     transpose and a reshape that belong together, the transpose."""
     for _ in range(_FAR):
         met = _met_behind(ours, number)[:_WANTED]
         ours.want(met)
         theirs.want(ours.equals(met))
-        mixed = next((i for i in met if not _is_in_order(ours, theirs, i)), None)
+        mixed = next((i for i in met if not is_in_order(ours, theirs, i)), None)
         if mixed is None:
             break
         number = mixed
@@ -251,7 +251,7 @@ def _tells(values: Values, number: int) -> bool:
     return not is_whole(row.dtype) and (row.data or row.features is not None)
 
 
-def _is_in_order(ours: Values, theirs: Values, number: int, *, exchanged: bool = False) -> bool:
+def is_in_order(ours: Values, theirs: Values, number: int, *, exchanged: bool = False) -> bool:
     """Whether some equal value of theirs has the same numbers in the same order, up to the order of axes: those of the
     side that has fewer, as another one may have merged what is moved. Two of one size are not taken for each other,
     unless they may be `exchanged`. Of a step's part of what theirs has as a whole, nothing is known."""
@@ -327,7 +327,7 @@ def _walk(first: Start, second: Start, i: int, j: int, state: str) -> Origin:
         mends = _mends(first, second, i, number, orders) if sorts else Mended.ALL
         # Of what is joined, one part may have its axes exchanged, which is no other order on its own.
         if mends is not Mended.ALL or ours.rows[i].operation == "concatenate":
-            i = _first_move(ours, theirs, i)
+            i = first_move(ours, theirs, i)
             mends = _mends(first, second, i, number, orders) if sorts else Mended.ALL
         return Origin((i, j), True, swapped_blocks(here, there) or "", mends)
     axes, checked = exchanged_axes(here, there), False
@@ -353,7 +353,7 @@ def _mixed_before(ours: Values, theirs: Values, i: int, j: int, state: str) -> t
             # Ours alone may move the numbers, if they were in another order before; a table may be copied to the shape
             # of what it is added to.
             met = m in behind and (k, m) != (i, j) and _order(ours, theirs, k, m) == state
-            if met and (m != j or table or not _is_in_order(ours, theirs, k)):
+            if met and (m != j or table or not is_in_order(ours, theirs, k)):
                 return k, m
     return None
 

@@ -19,8 +19,8 @@ import numpy as np
 from parity.differ.alignment import REACH, Start, made_of, sizes_around, splits
 from parity.differ.answer import called
 from parity.differ.confirmation import Change, Mended, mended, parted_after
-from parity.differ.element_order import distance, in_shape, layouts, with_axes_as, without_copies
-from parity.differ.fingerprints import BAR, Index, fingerprint
+from parity.differ.element_order import NEARLY, distance, in_shape, layouts, with_axes_as, without_copies
+from parity.differ.fingerprints import BAR, Index, fingerprint, finite
 from parity.differ.kinds import added, another_constant
 from parity.differ.row_sets import is_whole
 from parity.differ.values import Site, Value, Values, short
@@ -356,6 +356,9 @@ def _repairs(ours: Start, theirs: Start) -> Iterator[tuple[int, int, np.ndarray]
         for j in theirs.near:
             there = other.array(j)
             orders = [] if there is None or other.copies(j) else layouts(here, there)[:_ORDERS]
+            if orders and distance(here, there) < NEARLY:
+                # In another order, numbers that are nearly the same may mend an order that is wrong elsewhere.
+                orders = [array for array in orders if np.abs(finite(here - array)).max() < NEARLY * np.abs(here).max()]
             tried = [(agreement, moved) for moved in orders if (agreement := experiments.goes_on(i, moved))]
             if tried:
                 yield i, j, max(tried, key=lambda each: each[0][:2])[1]
@@ -451,7 +454,7 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
                 # The other side goes on with what it computes as well.
-                known, too = i in values.equal or not values.rows[i].data, _done_too(experiments, row, i)
+                known, too = i in values.equal or not values.rows[i].data, _done_too(experiments, row, i, partner)
                 constant = _other_constant(experiments, row, too) if too else None
                 sure = known and (too is None or constant is not None)
                 yield _Shown(constant or said, k if one else start.number, i, agreement, sure=sure)
@@ -469,13 +472,22 @@ def _both_by_numbers(row: Value, values: Values, partner: Start | None, agreemen
     return _by_number(row, values) == _by_number(partner.row, partner.values) != ""
 
 
-def _done_too(experiments: Experiments, row: Value, read: int) -> Value | None:
-    """Where the other side adds or multiplies as well, and changes nothing, as with a mask of ones or a tiny eps."""
+def _done_too(experiments: Experiments, row: Value, read: int, partner: Start | None) -> Value | None:
+    """Where the other side adds or multiplies as well, and changes nothing, as with a mask of ones or a tiny eps; or
+    masks as well, by another mask."""
     other, equal = experiments.other, experiments.values.equals([read])
+    masks = [_masks(experiments.values, row), partner is not None and _masks(other, partner.row)]
+    if partner and all(masks) and not equal.isdisjoint(partner.row.inputs):
+        return partner.row
     made = (other.rows[j] for j in equal if not equal.isdisjoint(other.rows[j].inputs))
     # PyTorch takes a sum of products apart into products with the number 1 as well, which have no other operand.
     given = (each for each in made if len(each.inputs) > 1 or each.literals)
     return next((each for each in given if _family(each) == _family(row) != ""), None)
+
+
+def _masks(values: Values, row: Value) -> bool:
+    """Whether an operation chooses or multiplies by truth values."""
+    return any(values.rows[values.copied(i)].dtype.endswith("bool") for i in row.inputs)
 
 
 def _other_constant(experiments: Experiments, row: Value, too: Value) -> str | None:
@@ -487,8 +499,9 @@ def _other_constant(experiments: Experiments, row: Value, too: Value) -> str | N
 
 
 def _family(row: Value) -> str:
-    [name] = re.findall(r"\b(mul|div|add|sub)_?$", row.operation) or [""]
-    return {"mul": "scales", "div": "scales", "add": "shifts", "sub": "shifts"}.get(name, "")
+    # A mask scales with ones and zeros.
+    [name] = re.findall(r"\b(mul|div|add|sub|select_n|where|masked_fill)_?$", row.operation) or [""]
+    return {"": "", "add": "shifts", "sub": "shifts"}.get(name, "scales")
 
 
 def _by_number(row: Value, values: Values) -> str:
@@ -717,10 +730,12 @@ def _told_with_axes(values: Values, number: int) -> str:
     shapes = [values.rows[i].shape for i in (number, number if leaf is None else leaf)]
     if len(shapes[0]) < len(shapes[1]):
         return f"a part of {told_of(values, number)}"
-    array, given = values.array(number), None if leaf is None else values.array(leaf)
+    array, given = values.array(number), values.array(values.copied(number) if leaf is None else leaf)
     site = values.site(number)
     if given is None or array is None or np.array_equal(array, given) or not site.file:
         return told_of(values, number)
+    if leaf is None:
+        return f"{told_of(values, number)}, as it is read there,"
     return f"`{site.source}` ({short(site.file)}:{site.line})"
 
 

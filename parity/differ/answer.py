@@ -42,9 +42,6 @@ class Difference:
     where to look first, and no more. Where it is not `confirmed`, the verdict is "likely"."""
     confirmed: bool = False
     """Whether, fed with what agrees, in one order, the two differ here: the difference is not inherited."""
-    others: tuple[Site, ...] = ()
-    """Other lines of ours to look at, where it is not sure: where the order of what is read there may have been lost,
-    what is chosen by and has no equal, and where the two begin to differ as well."""
     parameters: tuple[str, ...] = ()
     """What is wrong with weights, by name."""
     differing: tuple[str, ...] = ()
@@ -72,6 +69,10 @@ class Difference:
 
     few_positions: tuple[str, ...] = ()
     """What a batch is too short to show."""
+
+    others: tuple[Site, ...] = ()
+    """Other lines of ours to look at, where it is not sure: where the order of what is read there may have been lost,
+    what is chosen by and has no equal, and where the two begin to differ as well."""
 
     def __bool__(self) -> bool:
         """Whether there is a difference."""

@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from itertools import product
@@ -41,6 +41,14 @@ class Accepted:
     """The runs that it was found in."""
     rounded: list[Site] = field(default_factory=list)
     """Constants whose digits `takes_digits` took from the other side."""
+    error: tuple[str, float] = "", 0.0
+    """The stage that is searched, and its largest error."""
+    before: "tuple[tuple[str, float], dict[int, np.ndarray], dict[float, float], list[Site]] | None" = None
+    """This error, and what was taken, before `takes_digits` took more."""
+    withdrawn: bool = False
+    """Whether it was given back, as with it more differed."""
+    names: Mapping[str, str] | None = None
+    """What is called otherwise than the output that it is: the names of gradients."""
     postpones: Callable[[], bool] = lambda: False
     """Whether both sides run in another way before a difference is explained."""
 
@@ -49,6 +57,14 @@ class Accepted:
         has fewer digits, theirs goes on with ours, or ours with a number that stands in the program of theirs."""
         assert self.sides is not None
         ours, theirs = self.sides
+        if self.before and self.before[0][0] == self.error[0] and self.before[0][1] < self.error[1]:
+            # They are the digits of another table.
+            _, self.put, self.digits, self.rounded = self.before
+            self.withdrawn = True
+            self.before = None
+            return True
+        if self.withdrawn:
+            return False
         constants = [i for i in ours.live() if not ours.rows[i].data]
         index, near = ours.index(set(constants)), dict[int, list[int]]()
         numbers = {abs(x) for i in ours.live() for x in ours.rows[i].literals}
@@ -74,6 +90,7 @@ class Accepted:
             elif (full := _with_digits(there, numbers)) is not None and not _is_converted(theirs, j):
                 found[j] = full
         digits = self._digits(ours, theirs, constants)
+        self.before = self.error, {**self.put}, {**self.digits}, [*self.rounded]
         self.put |= found
         self.digits |= {ours.rows[i].largest: x for i, x in digits.items()}
         self.rounded += [theirs.site(j) for j in found] + [ours.made(i) for i in digits]

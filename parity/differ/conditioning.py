@@ -4,7 +4,7 @@ The logarithm of a difference, say, has few digits left of what it is given, and
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 import numpy as np
 
@@ -17,36 +17,58 @@ _MOST = 1 << 24
 _TIMES = 10.0
 """What differs by so many times as much as rounding moves it has another cause."""
 _DRAWS = 2
+_FLOAT32 = 2.0**-24
 
 
 def explained_by_rounding(
-    sides: tuple[Values, Values], errors: Mapping[str, float], names: Mapping[str, str] | None = None
+    sides: tuple[Values, Values],
+    errors: Mapping[str, float],
+    names: Mapping[str, str] | None = None,
+    *,
+    tables: bool = False,
 ) -> bool:
     """Whether one side's own results move about as much as these errors, if each of its operations rounds otherwise.
 
-    `names` are those of `errors` by the name of the output; without them an output is called the same.
+    `names` are those of `errors` by the name of the output; without them an output is called the same. With `tables`,
+    what one side alone holds in float32, as frequencies, rounds otherwise too; the two sides have been compared then.
     """
     if not errors or not max(errors.values()) < _LARGEST_ERROR:
         return False
     moved = dict.fromkeys(errors, 0.0)
     for values in sides:
-        for draw in range(_DRAWS):
-            for output, distance in _moved(values, draw).items():
+        held = _held_in_float32(values) if tables else set[int]()
+        for draw in range(_DRAWS if held or not tables else 0):
+            for output, distance in _moved(values, draw, held).items():
                 key = output if names is None else names.get(output, output)
                 moved[key] = max(moved.get(key, 0.0), distance)
     return all(error <= _TIMES * moved[key] for key, error in errors.items())
 
 
-def _moved(values: Values, seed: int) -> dict[str, float]:
+def _held_in_float32(values: Values) -> set[int]:
+    """The tables that this side alone has, with numbers in no more digits than float32 has, and more than float16."""
+    given = {i for i in values.live() - values.equal.keys() if not (values.rows[i].data or values.rows[i].inputs)}
+    values.want(given)
+    arrays = {i: np.asarray(values.arrays[i]) for i in given & values.arrays.keys()}
+    with np.errstate(over="ignore"):
+        return {
+            i
+            for i, array in arrays.items()
+            if array.dtype.kind == "f" and (array == array.astype(np.float32)).all() and (array != array.astype("e")).any()
+        }
+
+
+def _moved(values: Values, seed: int, held: Collection[int]) -> dict[str, float]:
     """How far each output moves where every number that is computed is one unit in its last place larger or smaller (D.
     S. Parker, "Monte Carlo arithmetic", 1997); nothing where a side cannot be run again."""
     live, rows, generator = sorted(values.live()), values.rows, np.random.default_rng(seed)
-    made = [i for i in live if rows[i].kind == "operation"]
+    made = [i for i in live if rows[i].inputs]
     if sum(math.prod(rows[i].shape) for i in live) > _MOST or any(rows[i].again is None for i in made):
         return {}
-    given = [i for i in live if rows[i].kind != "operation"]
+    given = [i for i in live if not rows[i].inputs]
     values.want(given)
     arrays: dict[int, np.ndarray] = {i: array for i in given if (array := values.array(i)) is not None}
+    for i in held:
+        arrays[i] = arrays[i] * (1 + generator.choice([-1, 1], arrays[i].shape) * _FLOAT32)
     try:
         for i in made:
             before = [arrays[k] for k in rows[i].inputs]

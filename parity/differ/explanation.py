@@ -90,12 +90,15 @@ def explain_stage(
     most = max(BAR, accepted.bar)
     bar = min(most, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else most
     about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
-    accepted.sides = sides
+    accepted.sides, accepted.error = sides, (stage, max(errors.values(), default=0.0))
     while True:
         match(ours, theirs, bar)
         match_in_parts(ours, theirs)
         if accepted.postpones():
             return Difference(stage, **about)
+        if explained_by_rounding(sides, errors, accepted.names, tables=True):
+            about["rounded"] = tuple(f"{each} (as float32 rounds a table)" for each in differing)
+            return Difference("none", **{**about, "differing": ()})
         found = starts_of_both(sides, bad, backward=stage == "backward")
         first, second, together = (paired_backward if stage == "backward" else paired)(*found)
         while stage == "forward" and together and first and second and (before := before_choices(first, second)):

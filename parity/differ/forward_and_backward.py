@@ -43,13 +43,13 @@ def _located(sides: Sides, backward: bool, name: str, *, as_it_is: bool = False)
             return not as_it_is
         return accepted.takes_digits()
 
-    accepted = sides.accepted = replace(sides.accepted, put={}, digits={}, passed={}, rounded=[], postpones=postpones)
+    accepted = sides.accepted = replace(sides.accepted, put={}, digits={}, passed={}, rounded=[], before=None, withdrawn=False, postpones=postpones)
     rounded: tuple[str, ...] = ()
     for way in (_forward, _backward)[: 1 + backward]:
         while True:
             known, found = len(accepted.rounded), way(sides, name)
             rounded += found.rounded
-            if len(accepted.rounded) > known:
+            if len(accepted.rounded) != known:
                 rounded = rounded or found.differing
             elif not (found and accepted.passes(found, sides.run_theirs)):
                 break
@@ -107,7 +107,7 @@ def _backward(sides: Sides, name: str) -> Difference:
                 stacked = value.operation == STACK and layer is not None and value.shape[:1] == (len(value.inputs),)
                 row = layer * len(value.inputs) // rows[path] if stacked and layer is not None else None
                 forced_ours.append(number if row is None else value.inputs[row])
-    names = {
+    sides.accepted.names = names = {
         GRADIENT + name: key for key in errors for name in (key, *(path for path, _ in sides.held_by.get(key, ())))
     }
     by_rounding = explained_by_rounding((ours, theirs), errors, names)

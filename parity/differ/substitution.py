@@ -449,12 +449,12 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
         moved = [] if array is None else in_shape(array, row.shape)
         for given, again in product(moved, ({}, twins) if twins else ({},)):
             agreement = experiments.goes_on(k, given, twins=again)
-            if agreement is not None and not _both_by_numbers(row, values, partner, agreement):
+            if agreement is not None and not _both_do(row, i, values, partner, agreement):
                 one = i in row.inputs
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
                 # The other side goes on with what it computes as well.
-                known, too = i in values.equal or not values.rows[i].data, _done_too(experiments, row, i, partner)
+                known, too = i in values.equal or not values.rows[i].data, _done_too(experiments, row, i)
                 constant = _other_constant(experiments, row, too) if too else None
                 sure = known and (too is None or constant is not None)
                 yield _Shown(constant or said, k if one else start.number, i, agreement, sure=sure)
@@ -465,29 +465,21 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
             yield _Shown(said, k, k, agreement)
 
 
-def _both_by_numbers(row: Value, values: Values, partner: Start | None, agreement: Agreement) -> bool:
-    """Whether the other side multiplies, or adds, there as well by another number, which this side never does."""
-    if partner is None or partner.number in agreement.met:
+def _both_do(row: Value, read: int, values: Values, partner: Start | None, agreement: Agreement) -> bool:
+    """Whether the other side multiplies there, or adds, as well, and this side never comes to what it makes of it."""
+    if partner is None or partner.number in agreement.met or _family(row) != _family(partner.row):
         return False
-    return _by_number(row, values) == _by_number(partner.row, partner.values) != ""
+    both_read = read in row.inputs and not values.equals([read]).isdisjoint(partner.row.inputs)
+    return bool(_family(row)) and (both_read or all(map(_by_number, (row, partner.row), (values, partner.values))))
 
 
-def _done_too(experiments: Experiments, row: Value, read: int, partner: Start | None) -> Value | None:
-    """Where the other side adds or multiplies as well, and changes nothing, as with a mask of ones or a tiny eps; or
-    masks as well, by another mask."""
+def _done_too(experiments: Experiments, row: Value, read: int) -> Value | None:
+    """Where the other side adds or multiplies as well, and changes nothing, as with a mask of ones or a tiny eps."""
     other, equal = experiments.other, experiments.values.equals([read])
-    masks = [_masks(experiments.values, row), partner is not None and _masks(other, partner.row)]
-    if partner and all(masks) and not equal.isdisjoint(partner.row.inputs):
-        return partner.row
     made = (other.rows[j] for j in equal if not equal.isdisjoint(other.rows[j].inputs))
     # PyTorch takes a sum of products apart into products with the number 1 as well, which have no other operand.
     given = (each for each in made if len(each.inputs) > 1 or each.literals)
     return next((each for each in given if _family(each) == _family(row) != ""), None)
-
-
-def _masks(values: Values, row: Value) -> bool:
-    """Whether an operation chooses or multiplies by truth values."""
-    return any(values.rows[values.copied(i)].dtype.endswith("bool") for i in row.inputs)
 
 
 def _other_constant(experiments: Experiments, row: Value, too: Value) -> str | None:
@@ -504,11 +496,10 @@ def _family(row: Value) -> str:
     return {"": "", "add": "shifts", "sub": "shifts"}.get(name, "scales")
 
 
-def _by_number(row: Value, values: Values) -> str:
-    """What an operation does to one array by a number, which the other side may do by another one."""
+def _by_number(row: Value, values: Values) -> bool:
+    """Whether an operation does something to one array by a number, which the other side may do by another one."""
     arrays = [i for i in row.inputs if values.rows[i].data or math.prod(values.rows[i].shape) > 1]
-    one = len(arrays) == 1 and values.rows[arrays[0]].data and values.leaf(arrays[0]) is None
-    return _family(row) if one else ""
+    return len(arrays) == 1 and values.rows[arrays[0]].data and values.leaf(arrays[0]) is None
 
 
 def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:

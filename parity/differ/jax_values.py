@@ -165,11 +165,12 @@ class _Run:
         make = _made if self._widen is None else _made_in_float64
         if self._widen is not None and eqn.primitive.name == "convert_element_type" and place[:2] in self._widen:
             make, arrays = _made, list(map(_wide, arrays))
-        made = make(eqn, arrays)
+        # The derivative of whole numbers, as of a parameter that is a list of places, has a type without numbers.
+        made = [np.zeros(np.shape(x), bool) if x.dtype == jax.dtypes.float0 else x for x in make(eqn, arrays)]
         if self._digits and eqn.primitive.name == "convert_element_type":
             made = [self._in_full(made[0], ins)]
         literals = [known.array if known.number is None else None for known in ins]
-        written = (x for x in literals if x is not None and np.size(x) == 1 and np.isrealobj(x))
+        written = (x for x in literals if x is not None and np.size(x) == 1 and np.asarray(x).dtype.kind in "biuf")
         numbers = tuple(float(np.asarray(x)) for x in written)
         way = self._way(eqn)
         inputs = tuple(known.number for known in ins if known.number is not None)

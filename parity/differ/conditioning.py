@@ -37,10 +37,12 @@ def explained_by_rounding(
     moved = dict.fromkeys(errors, 0.0)
     for values in sides:
         held = _held_in_float32(values) if tables else set[int]()
-        for draw in range(_DRAWS if held or not tables else 0):
-            for output, distance in _moved(values, draw, held).items():
-                key = output if names is None else names.get(output, output)
-                moved[key] = max(moved.get(key, 0.0), distance)
+        draws = range(_DRAWS if held or not tables else 0)
+        # What a side was given in the place of a value of its own counts in neither.
+        exact = _computed(values, None, held) if draws else {}
+        for output, array in ((name, array) for draw in draws for name, array in _computed(values, draw, held).items()):
+            key = output if names is None else names.get(output, output)
+            moved[key] = max(moved.get(key, 0.0), error_of(array, exact[output]))
     return all(error <= _TIMES * moved[key] for key, error in errors.items())
 
 
@@ -57,9 +59,9 @@ def _held_in_float32(values: Values) -> set[int]:
         }
 
 
-def _moved(values: Values, seed: int, held: Collection[int]) -> dict[str, float]:
-    """How far each output moves where every number that is computed is one unit in its last place larger or smaller (D.
-    S. Parker, "Monte Carlo arithmetic", 1997); nothing where a side cannot be run again."""
+def _computed(values: Values, seed: int | None, held: Collection[int]) -> dict[str, np.ndarray]:
+    """The outputs; with a seed, those where every number that is computed is one unit in its last place larger or
+    smaller (D. S. Parker, "Monte Carlo arithmetic", 1997). Nothing where a side cannot be run again."""
     live, rows, generator = sorted(values.live()), values.rows, np.random.default_rng(seed)
     made = [i for i in live if rows[i].inputs]
     if sum(math.prod(rows[i].shape) for i in live) > _MOST or any(rows[i].again is None for i in made):
@@ -67,18 +69,18 @@ def _moved(values: Values, seed: int, held: Collection[int]) -> dict[str, float]
     given = [i for i in live if not rows[i].inputs]
     values.want(given)
     arrays: dict[int, np.ndarray] = {i: array for i in given if (array := values.array(i)) is not None}
-    for i in held:
+    for i in held if seed is not None else ():
         arrays[i] = arrays[i] * (1 + generator.choice([-1, 1], arrays[i].shape) * _FLOAT32)
     try:
         for i in made:
             before = [arrays[k] for k in rows[i].inputs]
             with np.errstate(all="ignore"):
                 array = np.asarray(rows[i].again(before))  # type: ignore[misc]
-                if array.dtype == np.float64:
+                if array.dtype == np.float64 and seed is not None:
                     # What is chosen, and whole numbers, are not rounded.
                     exact = (np.rint(array) == array) | np.isin(array, np.concatenate([[0.0], *map(np.ravel, before)]))
                     array = np.where(exact, array, array * (1 + generator.choice([-1, 1], array.shape) * 2.0**-52))
             arrays[i] = array
     except Exception:  # Operations of other libraries may not take NumPy's arrays.
         return {}
-    return {name: error_of(arrays[i], values.output(name)) for name, i in values.outputs.items()}
+    return {name: arrays[i] for name, i in values.outputs.items()}

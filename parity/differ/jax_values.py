@@ -177,10 +177,13 @@ class _Run:
         traceback = eqn.source_info.traceback
         beside = (id(traceback), self._layer) in self._forward or _is_of_rule(traceback)
         outputs = []
+        in_library = bool(self._outer and self._outer[-1][1])
+        # What a library's function stops, as the order of rows in a solution, nobody asked for.
+        stops = in_library and eqn.primitive.name == "stop_gradient"
         for n, array in enumerate(made):
             row = Value(
                 "operation",
-                eqn.primitive.name,
+                "copy" if stops else eqn.primitive.name,
                 inputs,
                 place=place,
                 layer=self._layer,
@@ -192,7 +195,6 @@ class _Run:
             row.again = partial(_made_again, make, eqn, literals, n)
             number = self.values.add(row, array)
             self.values.beside |= {number} if beside and not row.derived else set()
-            in_library = self._outer and self._outer[-1][1]
             self.values.note_island(number, array, _asks_for_type(eqn) and not in_library)
             if not row.backward and row.data:
                 for key in (id(traceback), place):

@@ -292,6 +292,9 @@ def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
     state = order(here, there)
     if state == "same" and exchanged_axes(here, there):
         return "exchanged"
+    moved = with_axes_as(here, there) if state == "same" else []
+    if moved and not any(_close(here, array) for array in moved):
+        return "other"  # axes were exchanged before some of them were merged
     if state != "unknown":
         return state
     # A table repeats some of its numbers, and a token that is learnt stands in every sequence, so that not every order

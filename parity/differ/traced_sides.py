@@ -221,10 +221,13 @@ class Sides:
     def gradients(self, ours: Values) -> Tensors:
         """Ours by the module's names, zero where none arrived. They are taken out of the arrays of `ours`."""
         assert self.back is not None
-        arrays: list[Any] = []
-        for name, shape in self._shapes.items():
-            number = ours.outputs.get(GRADIENT + name)
-            arrays.append(np.zeros(shape) if number is None else ours.arrays.pop(number))
+        numbers = {name: ours.outputs.get(GRADIENT + name) for name in self._shapes}
+        # What is added may have one gradient.
+        taken = {number: ours.arrays.pop(number) for number in {*numbers.values()} - {None}}
+        arrays = [
+            np.zeros(shape) if (number := numbers[name]) is None else taken[number]
+            for name, shape in self._shapes.items()
+        ]
         return self.back(self.params(arrays))
 
 

@@ -57,7 +57,7 @@ class Accepted:
         has fewer digits, theirs goes on with ours, or ours with a number that stands in the program of theirs."""
         assert self.sides is not None
         ours, theirs = self.sides
-        if self.before and self.before[0][0] == self.error[0] and self.before[0][1] < self.error[1]:
+        if self.before and self.before[0][0] == self.error[0] and 2 * self.before[0][1] < self.error[1]:
             # They are the digits of another table.
             _, self.put, self.digits, self.rounded = self.before
             self.withdrawn = True
@@ -90,7 +90,8 @@ class Accepted:
             elif (full := _with_digits(there, numbers)) is not None and not _is_converted(theirs, j):
                 found[j] = full
         digits = self._digits(ours, theirs, constants)
-        self.before = self.error, {**self.put}, {**self.digits}, [*self.rounded]
+        taken = self.error, {**self.put}, {**self.digits}, [*self.rounded]
+        self.before = taken if found or digits else None
         self.put |= found
         self.digits |= {ours.rows[i].largest: x for i, x in digits.items()}
         self.rounded += [theirs.site(j) for j in found] + [ours.made(i) for i in digits]
@@ -130,6 +131,7 @@ class Accepted:
                 behind = [k for n in Start(ours, i, (), ()).near for k in ours.readers(n)]
                 if not behind or not ours.equal.keys().isdisjoint(behind):
                     self.passed.setdefault(line, f"{line} ({item})")
+                    self.before = None
                     return True
                 del self.put[j]
         self.passed[line] = f"{line} ({item}), behind which the two sides do not come together: the search ends here"

@@ -196,7 +196,7 @@ def _factor(ours: Start, theirs: Start) -> str | None:
         # The last of theirs: either side may scale in several steps.
         for j in theirs.near[::-1] if math.prod(row.shape) >= 16 else ():
             factor = times(row.features, theirs.values.rows[j].features)
-            if factor is not None and (i in line or not found):
+            if factor is not None and (i in line or not found or abs(found[-1] - 1) <= BAR):
                 found.append(factor)
                 last = i
                 begins |= i == ours.number or j == theirs.number

@@ -329,7 +329,7 @@ def _walk(first: Start, second: Start, i: int, j: int, state: str) -> Origin:
         sorts = sorts and ours.parameter(i) is None
         mends = _mends(first, second, i, number, orders) if sorts else Mended.ALL
         # Of what is joined, one part may have its axes exchanged, which is no other order on its own.
-        if mends is not Mended.ALL or ours.rows[i].operation == "concatenate":
+        if mends is not Mended.ALL or ours.rows[i].operation in ("concatenate", "reshape"):
             i = first_move(ours, theirs, i)
             mends = _mends(first, second, i, number, orders) if sorts else Mended.ALL
         return Origin((i, j), True, swapped_blocks(here, there) or "", mends)

@@ -58,7 +58,9 @@ def _held_in_float32(values: Values) -> set[int]:
         return {
             i
             for i, array in arrays.items()
-            if array.dtype.kind == "f" and (array == array.astype(np.float32)).all() and (array != array.astype("e")).any()
+            if array.dtype.kind == "f"
+            and (array == array.astype(np.float32)).all()
+            and (array != array.astype("e")).any()
         }
 
 

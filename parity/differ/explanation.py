@@ -191,8 +191,8 @@ class _Parting:
         mixed = [first_move(ours, theirs, i) for i in read if not is_in_order(ours, theirs, i)]
         numbers = (*mixed, *unmatched_choices(self.first, theirs), *(start.number for start in self.starts[0]))
         named = {(site.file, site.line): site for site in map(ours.made, numbers) if site.file}
-        named.pop(answer.ours and (answer.ours.file, answer.ours.line), None)
-        return tuple(named.values())[:_OTHERS]
+        told = answer.ours and (answer.ours.file, answer.ours.line)
+        return tuple(site for line, site in named.items() if line != told)[:_OTHERS]
 
     def _confirmed(self, place: Site, said: str) -> Difference:
         """At a line of ours and where theirs begins, what mends all."""
@@ -274,8 +274,8 @@ class _Parting:
                 # Where the value is made of what begins elsewhere as well, that may be the difference.
                 elsewhere = (start for start in self.starts[0] if start is not self.first)
                 alone = bool(what) or not any(first.values.is_made_of(mended[0], start.number) for start in elsewhere)
-                sure = bool(here) and mended[2] > Mended.NOT_ALL and alone
-                checked = checked and mended[2] is Mended.ALL
+                sure = bool(here) and mended[2] > Mended.NOT_ALL
+                checked = checked and mended[2] is Mended.ALL and alone
                 places = sites if len(self.starts[0]) == 1 and not what else places
         adds = ["add" in side.row.operation for side in (first, second) if stage == "backward" and not what]
         # What is added to a gradient that agrees comes from elsewhere.

@@ -43,7 +43,9 @@ def _located(sides: Sides, backward: bool, name: str, *, as_it_is: bool = False)
             return not as_it_is
         return accepted.takes_digits()
 
-    accepted = sides.accepted = replace(sides.accepted, put={}, digits={}, passed={}, rounded=[], before=None, withdrawn=False, postpones=postpones)
+    accepted = sides.accepted = replace(
+        sides.accepted, put={}, digits={}, passed={}, rounded=[], before=None, withdrawn=False, postpones=postpones
+    )
     rounded: tuple[str, ...] = ()
     for way in (_forward, _backward)[: 1 + backward]:
         while True:

@@ -187,33 +187,34 @@ def _may_mend_all(ours: Start, theirs: Start, number: int, arrays: Iterable[np.n
 
 def _factor(ours: Start, theirs: Start) -> str | None:
     """Ours is theirs times one number."""
-    found: list[float] = []
+    found: list[tuple[int, float]] = []
     begins = False
-    # Behind the line, a square has the square of the factor.
-    line = [i for i in ours.near if ours.values.rows[i].place[:2] == ours.row.place[:2]]
     for i in ours.near:
         row = ours.values.rows[i]
         # The last of theirs: either side may scale in several steps.
         for j in theirs.near[::-1] if math.prod(row.shape) >= 16 else ():
             factor = times(row.features, theirs.values.rows[j].features)
-            if factor is not None and (i in line or not found or abs(found[-1] - 1) <= BAR):
-                found.append(factor)
-                last = i
+            if factor is not None:
+                found.append((i, factor))
                 begins |= i == ours.number or j == theirs.number
                 break
-    if not begins or abs(found[-1] - 1) <= BAR:
+    rows = ours.values.rows
+    # Behind the line, a square has the square of the factor.
+    line = [each for each in found if rows[each[0]].place[:2] == ours.row.place[:2] and abs(each[1] - 1) > BAR]
+    last, factor = (line or found or [(0, 1.0)])[-1]
+    if not begins or abs(factor - 1) <= BAR:
         return None
     values, forward = ours.values, not ours.row.backward
     array = values.array(last) if forward and values.readers(last) and values.again is not None else None
     if array is not None:
         with np.errstate(over="ignore"):
-            if not _may_mend_all(ours, theirs, last, [array / found[-1]]):
+            if not _may_mend_all(ours, theirs, last, [array / factor]):
                 return None
     # On the way back one such pair may be chance, as where one side writes a square and the other a product.
     # So may a sign be, as where one side writes x - y and the other y - x.
-    alike = sum(math.isclose(factor, found[-1], rel_tol=1e-9) for factor in found)
-    chance = ours.row.backward or abs(found[-1] + 1) <= BAR
-    return f"ours is {called(found[-1], sizes_around(ours, theirs))} times theirs" if alike >= 3 or not chance else None
+    alike = sum(math.isclose(factor, each, rel_tol=1e-9) for _, each in found)
+    chance = ours.row.backward or abs(factor + 1) <= BAR
+    return f"ours is {called(factor, sizes_around(ours, theirs))} times theirs" if alike >= 3 or not chance else None
 
 
 def _zero_rows(ours: Start, theirs: Start) -> str | None:

@@ -112,7 +112,8 @@ class Experiments:
         changed = {number: array}
         # What is rounded to whole numbers, and what is made of that alone, may agree by chance; not so where what is
         # rounded agrees already.
-        fine, rounded, met = not _has_whole_numbers(array), set[int](), set[int]()
+        chosen = array.dtype == bool and self.values.rows[number].data
+        fine, rounded, met = chosen or not _has_whole_numbers(array), set[int](), set[int]()
         if number in self._returned.values():
             # The value itself counts where it is what is returned.
             yield number, self._met(number, array)
@@ -130,7 +131,8 @@ class Experiments:
             with suppress(Exception), np.errstate(all="ignore"):
                 changed[k] = np.asarray(again(given))
                 before = changed.keys() & {*reads}
-                by_chance = _has_whole_numbers(changed[k]) and not before <= met
+                whole = _has_whole_numbers(changed[k]) and not (chosen and changed[k].dtype == bool)
+                by_chance = whole and not before <= met
                 if fine and ((before and rounded >= before) or by_chance):
                     rounded.add(k)
             if k in changed and k not in twins and (k in self._returned.values() or not self.values.copies(k)):
@@ -511,7 +513,8 @@ def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:
         return False  # a state that begins at zero is zero again without a step, and so like theirs at some step later
     size, needed = (math.prod(rows[number].shape) for number in (read, made))
     if size > needed:
-        return read in rows[made].inputs and experiments.is_small(read)
+        takes = re.search("gather|slice|index|select|topk", rows[made].operation)
+        return not takes and read in rows[made].inputs and experiments.is_small(read)
     # A mask or a table may be repeated to the shape of what it is added to.
     return size == needed if rows[read].data else size >= 3
 

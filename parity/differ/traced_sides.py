@@ -223,7 +223,7 @@ class Sides:
         assert self.back is not None
         numbers = {name: ours.outputs.get(GRADIENT + name) for name in self._shapes}
         # What is added may have one gradient.
-        taken = {number: ours.arrays.pop(number) for number in {*numbers.values()} - {None}}
+        taken = {number: ours.arrays.pop(number) for number in {*numbers.values()} if number is not None}
         arrays = [
             np.zeros(shape) if (number := numbers[name]) is None else taken[number]
             for name, shape in self._shapes.items()

@@ -228,15 +228,20 @@ def test_a_whole_number_is_not_rounded_to_float32():
     assert "// 2" in found.ours.source
 
 
-@pytest.mark.parametrize("table", ["window", "angles"])
+@pytest.mark.parametrize("table", ["window", "angles", "complex"])
 def test_a_table_that_is_held_in_float32_is_no_difference(table):
-    """A window is small at its ends beside what was rounded; angles stand for both halves of a head."""
+    """A window is small at its ends beside what was rounded; angles stand for both halves of a head; of complex numbers
+    no table of theirs has an equal."""
     steps, rates = np.arange(32), 10.0 ** -np.arange(16)
 
     def forward(self, x):
         if table == "window":
             return self.linear(x * self.linear.window)
         angles = torch.arange(5)[:, None] * self.linear.rates
+        if table == "complex":
+            a, b = x[:, ::2], x[:, 1::2]
+            turned = a * angles.cos() - b * angles.sin(), b * angles.cos() + a * angles.sin()
+            return self.linear(torch.stack(turned, -1).flatten(-2))
         return self.linear(x * torch.cat([angles, angles], -1).cos())
 
     def linear():
@@ -247,14 +252,19 @@ def test_a_table_that_is_held_in_float32_is_no_difference(table):
 
     def ours(p, x):
         cosines = np.cos(np.arange(5)[:, None] * rates)
-        halves = jnp.concatenate([x[:, :16] * cosines, x[:, 16:] * cosines], -1)
-        x = x * (0.5 - 0.5 * jnp.cos(2 * jnp.pi * steps / 32)) if table == "window" else halves
+        if table == "window":
+            x = x * (0.5 - 0.5 * jnp.cos(2 * jnp.pi * steps / 32))
+        elif table == "angles":
+            x = jnp.concatenate([x[:, :16] * cosines, x[:, 16:] * cosines], -1)
+        else:
+            z = (x[:, ::2] + 1j * x[:, 1::2]) * np.exp(1j * np.arange(5)[:, None] * rates)
+            x = jnp.stack([z.real, z.imag], -1).reshape(5, 32)
         return x @ p["kernel"] + p["bias"]
 
     weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
     found = first_difference(ours, Module(forward, linear=linear), weights, [numbers(5, 32)])
     assert not found, str(found)
-    assert found.narrow
+    assert found.narrow or "float32" in str(found.rounded)
 
 
 def test_one_small_number_of_a_table_that_is_another_one_is_found():
@@ -275,3 +285,28 @@ def test_one_small_number_of_a_table_that_is_another_one_is_found():
 
     weights = {"kernel": ("linear.weight", "o i -> i o")}
     assert first_difference(ours, Module(forward, linear=linear), weights, [numbers(5, 8)])
+
+
+def test_the_digits_of_another_table_are_given_back():
+    """Decays over one step and over two are as far apart as float32 rounds, and are no roundings of each other."""
+    rates = 1e-8 * 2.0 ** np.arange(4)
+    theirs = Module(
+        lambda m, x: (y := m.up(x)) * torch.exp(-torch.tensor(rates) * 2) + 3e-11 * y,
+        up=lambda: nn.Linear(6, 4, bias=False),
+    )
+
+    def ours(p, x):
+        keep = jnp.exp(-rates)
+        return keep * (keep * (x @ p["up"].T))
+
+    found = first_difference(ours, theirs, {"up": "up.weight"}, [numbers(5, 6)])
+    assert found.differing == ("output: 3.0e-11",)
+
+
+def test_trigamma_has_nine_digits_in_pytorch():
+    theirs = Module(lambda m, x: torch.digamma(m.up(x).exp()), up=lambda: nn.Linear(6, 6, bias=False))
+    found = first_difference(
+        lambda p, x: jax.scipy.special.digamma(jnp.exp(x @ p["up"].T)), theirs, {"up": "up.weight"}, [numbers(5, 6)]
+    )
+    assert not found
+    assert "e-10" in str(found.rounded)

@@ -307,3 +307,22 @@ def test_heads_are_named_where_they_are_merged_although_batches_are_stacked_in_t
     found = first_difference(lambda p, x: jax.vmap(lambda x: sample(p, x))(x), theirs, weights, [numbers(2, 6, 4)])
     assert "mixed.transpose(0, 2, 3, 1)" in found.ours.source
     assert found.confirmed
+
+
+def test_axes_that_are_exchanged_before_they_are_merged_are_in_another_order():
+    def forward(self, x):
+        y = self.up(x)
+        graph = torch.einsum("ic,jc->ij", y, torch.sin(y))
+        return torch.tanh(graph.reshape(3, 2, 6).mean(1) @ y)
+
+    def graph_means(p, x):
+        y = x @ p["up"].T
+        graph = jnp.einsum("ic,jc->ij", jnp.sin(y), y)
+        means = graph.reshape(3, 2, 6).mean(1)
+        return jnp.tanh(means @ y)
+
+    theirs = Module(forward, up=lambda: nn.Linear(6, 6, bias=False))
+    found = first_difference(graph_means, theirs, {"up": "up.weight"}, [numbers(6, 6)])
+    assert found.sure
+    assert found.kind == "the same numbers in another order"
+    assert "einsum" in found.ours.source

@@ -681,3 +681,85 @@ def test_a_weight_that_ours_never_reads_needs_no_map():
     found = first_difference(lambda p, x: affine(p, jnp.tanh(affine(p, x))), theirs, None, [NUMBERS], params=up)
     assert (found.ours.function, found.theirs.module) == ("affine", "down")
     assert not found.unread
+
+
+def test_a_factor_is_that_of_the_line_and_not_of_the_square_behind_it():
+    theirs = of_linear(lambda self, x: torch.fft.rfft(self.linear(x), norm="ortho").abs().square(), 8)
+
+    def ours(p, x):
+        spectrum = jnp.fft.rfft(affine(p, x))
+        return jnp.square(jnp.abs(spectrum))
+
+    found = asked(ours, theirs)
+    assert found.kind == "ours is 2.82843 (sqrt(8)) times theirs"
+
+
+def test_numbers_that_stand_in_two_arrangements_are_no_others():
+    """Theirs multiplies by a tenth before, and what differs is the order of the features."""
+
+    def forward(self, x):
+        y = self.linear(x)
+        features = torch.cat([x[:, 1:2].sin(), x[:, 1:2].cos()], -1)
+        return x[:, :1] + 0.05 * (torch.tanh(y) + y) + 0.1 * torch.tanh(features @ self.linear.weight[:, :2].T)
+
+    def ours(p, x):
+        y = affine(p, x)
+        features = jnp.concatenate([jnp.cos(x[:, 1:2]), jnp.sin(x[:, 1:2])], -1)
+        return x[:, :1] + 0.1 * (0.5 * (jnp.tanh(y) + y) + jnp.tanh(features @ p["kernel"][:2]))
+
+    found = asked(ours, of_linear(forward))
+    assert "number" not in (found.kind or "")
+    assert found.verdict.startswith(("likely", "not sure"))
+
+
+def test_a_mask_of_another_large_number_is_a_mask():
+    hidden = np.arange(6) > 3
+
+    def forward(self, x):
+        y = self.linear(x).T
+        scores = (y @ y.T + torch.cos(y @ y.T)) / 2
+        return (scores + torch.where(torch.tensor(hidden), torch.finfo(scores.dtype).min, 0.0)).softmax(-1) @ y
+
+    def ours(p, x):
+        y = affine(p, x).T
+        scores = y @ y.T / 2 + jnp.cos(y @ y.T)
+        return jax.nn.softmax(scores + jnp.where(hidden, -1e9, 0.0)) @ y
+
+    found = asked(ours, of_linear(forward, 6))
+    assert found.ours.source.startswith("scores = ")
+    assert "masks" not in (found.kind or "")
+
+
+def test_weights_that_are_added_share_a_gradient():
+    theirs = of_linear(lambda self, x: self.linear(x) + self.shift)
+    theirs.shift = nn.Parameter(torch.arange(3.0))
+    assert not asked(lambda p, x: x @ p["kernel"] + (p["bias"] + p["shift"]), theirs, {**LINEAR, "shift": "shift"})
+
+
+def test_a_parameter_may_be_a_list_of_places():
+    theirs = of_linear(lambda self, x: self.linear(x)[:, self.places])
+    theirs.register_buffer("places", torch.tensor([2, 0, 1]))
+
+    def ours(p, x):
+        return jax.checkpoint(lambda p: affine(p, x)[:, p["places"].astype(int)])(p)
+
+    assert not asked(ours, theirs, {**LINEAR, "places": "places"})
+
+
+def test_an_answer_that_is_not_sure_names_the_other_lines():
+    """Each side scales in its own way, and the next line is the one that is wrong."""
+
+    def forward(self, x):
+        y = self.linear(x)
+        return torch.softmax((y / 3**0.25) @ (x[:3, :3] / 3**0.25), -1) * torch.sort(y, 0)[0]
+
+    def ours(p, x):
+        y = affine(p, x)
+        scores = y @ x[:3, :3] / 3**0.5
+        squares = y * y
+        return jax.nn.softmax(scores) * (jnp.sort(squares, 1) + y)
+
+    found = asked(ours, of_linear(forward), backward=False)
+    assert found.verdict.startswith("not sure")
+    assert "squares = y * y" in [site.source for site in (found.ours, *found.others)]
+    assert all(f"  or:      {site}" in str(found) for site in found.others)

@@ -574,11 +574,11 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
             origin, its, sure = _origin(experiments, i, j)
             given = [_read_from(side, n) for side, n in ((values, origin), (other, its))]
             sites = values.made(origin), other.made(its)
+            lines = [f"`{site.source}`" if site.source else "a table of its own" for site in sites]
             told = [
-                f"input {row.name}" if row.kind == "input" else f"`{site.source}`"
-                for row, site in zip(given, sites, strict=True)
+                f"input {row.name}" if row.kind == "input" else line for row, line in zip(given, lines, strict=True)
             ]
-            names = told if told[0] != told[1] else [f"`{site.source}`" for site in sites]
+            names = told if told[0] != told[1] else lines
             said = f"{values.side} reads {names[0]} where {other.side} reads {names[1]}"
             # The line that makes a table, or reads an input first, is not the one that reads the wrong one.
             site = None if partner is None else other.shown(partner.number)

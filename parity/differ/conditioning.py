@@ -29,11 +29,13 @@ def explained_by_rounding(
     names: Mapping[str, str] | None = None,
     *,
     tables: bool = False,
+    put: Collection[int] = (),
 ) -> bool:
     """Whether one side's own results move about as much as these errors, if each of its operations rounds otherwise.
 
     `names` are those of `errors` by the name of the output; without them an output is called the same. With `tables`,
     what one side alone holds in float32, as frequencies, rounds otherwise too; the two sides have been compared then.
+    `put` are the values of theirs that are numbers of ours.
     """
     if not errors or not max(errors.values()) < _LARGEST_ERROR:
         return False
@@ -41,12 +43,14 @@ def explained_by_rounding(
     for values in sides:
         held = _held_in_float32(values) if tables else set[int]()
         draws = range(_DRAWS if held or not tables else 0)
-        # What a side was given in the place of a value of its own counts in neither.
-        exact = _computed(values, None, held) if draws else {}
-        for output, array in ((name, array) for draw in draws for name, array in _computed(values, draw, held).items()):
+        given = put if values.side == "theirs" else ()
+        exact = _computed(values, None, held, given) if draws else {}
+        drawn = (each for draw in draws for each in _computed(values, draw, held, given).items())
+        for output, array in drawn:
             key = output if names is None else names.get(output, output)
             moved[key] = max(moved.get(key, 0.0), error_of(array, exact[output]))
-    return all(error <= _TIMES * moved[key] for key, error in errors.items())
+    times = 1 if tables else _TIMES
+    return all(error <= times * moved[key] for key, error in errors.items())
 
 
 def _held_in_float32(values: Values) -> set[int]:
@@ -64,14 +68,14 @@ def _held_in_float32(values: Values) -> set[int]:
         }
 
 
-def _computed(values: Values, seed: int | None, held: Collection[int]) -> dict[str, np.ndarray]:
+def _computed(values: Values, seed: int | None, held: Collection[int], put: Collection[int]) -> dict[str, np.ndarray]:
     """The outputs; with a seed, those where every number that is computed is one unit in its last place larger or
     smaller (D. S. Parker, "Monte Carlo arithmetic", 1997). Nothing where a side cannot be run again."""
     live, rows, generator = sorted(values.live()), values.rows, np.random.default_rng(seed)
-    made = [i for i in live if rows[i].inputs]
+    made = [i for i in live if rows[i].inputs and i not in put]
     if sum(math.prod(rows[i].shape) for i in live) > _MOST or any(rows[i].again is None for i in made):
         return {}
-    given = [i for i in live if not rows[i].inputs]
+    given = [i for i in live if not rows[i].inputs or i in put]
     values.want(given)
     arrays: dict[int, np.ndarray] = {i: array for i in given if (array := values.array(i)) is not None}
     for i in held if seed is not None else ():

@@ -65,7 +65,7 @@ def explain_outputs(
         errors[key] = error_of(here, there)
     errors = {key: error for key, error in errors.items() if not error <= accepted.bar}
     said = tuple(f"{key}: {error:.1e}" for key, error in errors.items())
-    if not errors or explained_by_rounding((ours, theirs), errors):
+    if not errors or explained_by_rounding((ours, theirs), errors, put=accepted.put):
         rounded = tuple(f"{each} (as float64 rounds)" for each in said)
         return Difference("none", name=name, rounded=rounded, **counted(ours, theirs))
     bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
@@ -96,7 +96,7 @@ def explain_stage(
         match_in_parts(ours, theirs)
         if accepted.postpones():
             return Difference(stage, **about)
-        if explained_by_rounding(sides, errors, accepted.names, tables=True):
+        if explained_by_rounding(sides, errors, accepted.names, tables=True, put=accepted.put):
             about["rounded"] = tuple(f"{each} (as float32 rounds a table)" for each in differing)
             return Difference("none", **{**about, "differing": ()})
         found = starts_of_both(sides, bad, backward=stage == "backward")

@@ -112,7 +112,7 @@ def _backward(sides: Sides, name: str) -> Difference:
     sides.accepted.names = names = {
         GRADIENT + name: key for key in errors for name in (key, *(path for path, _ in sides.held_by.get(key, ())))
     }
-    by_rounding = explained_by_rounding((ours, theirs), errors, names)
+    by_rounding = explained_by_rounding((ours, theirs), errors, names, put=sides.accepted.put)
     if not errors or by_rounding:
         rounded = tuple(f"{each} (as float64 rounds)" for each in said)
         return Difference("none", name=name, trained_alone=alone, rounded=rounded, **counted(ours, theirs))

@@ -48,7 +48,7 @@ def explained_by_rounding(
         drawn = (each for draw in draws for each in _computed(values, draw, held, given).items())
         for output, array in drawn:
             key = output if names is None else names.get(output, output)
-            moved[key] = max(moved.get(key, 0.0), error_of(array, exact[output]))
+            moved[key] = max(moved.get(key, 0.0), error_of(array, exact[output]) if exact else 0.0)
     times = 1 if tables else _TIMES
     return all(error <= times * moved[key] for key, error in errors.items())
 

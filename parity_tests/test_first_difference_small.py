@@ -705,11 +705,12 @@ def test_numbers_that_stand_in_two_arrangements_are_no_others():
     def ours(p, x):
         y = affine(p, x)
         features = jnp.concatenate([jnp.cos(x[:, 1:2]), jnp.sin(x[:, 1:2])], -1)
-        return x[:, :1] + 0.1 * (0.5 * (jnp.tanh(y) + y) + jnp.tanh(features @ p["kernel"][:2]))
+        mixed = jnp.tanh(features @ p["kernel"][:2])
+        return x[:, :1] + 0.1 * (0.5 * (jnp.tanh(y) + y) + mixed)
 
     found = asked(ours, of_linear(forward))
-    assert "number" not in (found.kind or "")
-    assert found.verdict.startswith(("likely", "not sure"))
+    assert found.kind.startswith("the same numbers in another order")
+    assert found.ours.source.startswith("features = ")
 
 
 def test_a_mask_of_another_large_number_is_a_mask():

@@ -124,6 +124,22 @@ def test_what_is_followed_is_what_jax_computes(operation):
             np.testing.assert_allclose(followed.output(name), array, rtol=1e-13, atol=1e-14)
 
 
+@pytest.mark.parametrize(
+    "product, stopped",
+    [(lambda x: jnp.linalg.solve(x, x[:, :2]), 0), (jax.jit(lambda x: x * jax.lax.stop_gradient(x)), 1)],
+)
+def test_a_gradient_that_a_library_stops_is_stopped_by_nobody(product, stopped):
+    """What solves equations stops the gradient of the order of their rows."""
+
+    def run(x):
+        made, back = jax.vjp(product, x @ x.T + 9 * jnp.eye(len(x)))
+        return {"gradient": back(made)[0]}
+
+    with jax.enable_x64(True):
+        followed = values_of_jax(run, lambda: [jnp.asarray(X)], [("input", "x")])
+    assert sum(row.operation == "stop_gradient" for row in followed.rows) == stopped
+
+
 def test_what_is_written_through_a_view_is_seen():
     def without(p, x):
         for _ in range(3):

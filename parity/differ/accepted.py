@@ -43,12 +43,12 @@ class Accepted:
     """Constants whose digits `takes_digits` took from the other side."""
     error: tuple[str, float] = "", 0.0
     """The stage that is searched, and its largest error."""
-    before: "tuple[tuple[str, float], dict[int, np.ndarray], dict[float, float], list[Site]] | None" = None
+    before: tuple[tuple[str, float], dict[int, np.ndarray], dict[float, float], list[Site]] | None = None
     """This error, and what was taken, before `takes_digits` took more."""
     withdrawn: bool = False
     """Whether it was given back, as with it more differed."""
-    names: Mapping[str, str] | None = None
-    """What is called otherwise than the output that it is: the names of gradients."""
+    names: Mapping[str, Collection[str]] | None = None
+    """Output -> what its errors are called: a gradient of ours, by the weights of theirs."""
     postpones: Callable[[], bool] = lambda: False
     """Whether both sides run in another way before a difference is explained."""
 

@@ -71,8 +71,8 @@ class Difference:
     """What a batch is too short to show."""
 
     others: tuple[Site, ...] = ()
-    """Other lines of ours to look at, where it is not sure: where the order of what is read there may have been lost,
-    what is chosen by and has no equal, and where the two begin to differ as well."""
+    """Other lines of ours to look at, where it is not sure, on the way forward: where the order of what is read there
+    may have been lost, what is chosen by and has no equal, and where the two begin to differ as well."""
 
     def __bool__(self) -> bool:
         """Whether there is a difference."""

@@ -26,46 +26,53 @@ of a small matrix ten."""
 def explained_by_rounding(
     sides: tuple[Values, Values],
     errors: Mapping[str, float],
-    names: Mapping[str, str] | None = None,
+    names: Mapping[str, Collection[str]] | None = None,
     *,
     tables: bool = False,
     put: Collection[int] = (),
 ) -> bool:
-    """Whether one side's own results move about as much as these errors, if each of its operations rounds otherwise.
+    """Whether one side's own results move at least a tenth as far as these errors, if each of its operations rounds
+    otherwise.
 
     `names` are those of `errors` by the name of the output; without them an output is called the same. With `tables`,
-    what one side alone holds in float32, as frequencies, rounds otherwise too; the two sides have been compared then.
-    `put` are the values of theirs that are numbers of ours.
+    what one side alone holds in float32, as frequencies, rounds otherwise too, and the results have to move as far as
+    the errors; the two sides have been compared then. `put` are the values of theirs that are numbers of ours.
     """
     if not errors or not max(errors.values()) < _LARGEST_ERROR:
         return False
+    held = {values.side: _held_in_float32(values) for values in sides} if tables else {}
+    if all(held.values()):
+        held = {}  # what both round is no difference, however each arranges it
     moved = dict.fromkeys(errors, 0.0)
     for values in sides:
-        held = _held_in_float32(values) if tables else set[int]()
-        draws = range(_DRAWS if held or not tables else 0)
+        numbers = held.get(values.side, set())
+        if tables and not numbers:
+            continue
         given = put if values.side == "theirs" else ()
-        exact = _computed(values, None, held, given) if draws else {}
-        drawn = (each for draw in draws for each in _computed(values, draw, held, given).items())
-        for output, array in drawn:
-            key = output if names is None else names.get(output, output)
-            moved[key] = max(moved.get(key, 0.0), error_of(array, exact[output]) if exact else 0.0)
+        exact = _computed(values, None, numbers, given)
+        drawn = (each for draw in range(_DRAWS) for each in _computed(values, draw, numbers, given).items())
+        for output, array in drawn if exact else ():
+            for key in [output] if names is None else names.get(output, [output]):
+                moved[key] = max(moved.get(key, 0.0), error_of(array, exact[output]))
     times = 1 if tables else _TIMES
     return all(error <= times * moved[key] for key, error in errors.items())
 
 
 def _held_in_float32(values: Values) -> set[int]:
-    """The tables that this side alone has, with numbers in no more digits than float32 has, and more than float16."""
+    """The tables without an equal, with numbers in no more digits than float32 has, and in more than whole numbers and
+    float16 have."""
     given = {i for i in values.live() - values.equal.keys() if not (values.rows[i].data or values.rows[i].inputs)}
     values.want(given)
     arrays = {i: np.asarray(values.arrays[i]) for i in given & values.arrays.keys()}
+    return {i for i, array in arrays.items() if array.size > 1 and _is_in_float32(array)}
+
+
+def _is_in_float32(array: np.ndarray) -> bool:
+    if array.dtype.kind != "f":
+        return False
     with np.errstate(over="ignore"):
-        return {
-            i
-            for i, array in arrays.items()
-            if array.dtype.kind == "f"
-            and (array == array.astype(np.float32)).all()
-            and (array != array.astype("e")).any()
-        }
+        more = (array != array.astype(np.float16)) & (array != np.rint(array))
+        return bool((array == array.astype(np.float32)).all() and more.any())
 
 
 def _computed(values: Values, seed: int | None, held: Collection[int], put: Collection[int]) -> dict[str, np.ndarray]:

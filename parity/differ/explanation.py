@@ -84,7 +84,8 @@ def explain_stage(
     trained: Collection[str] = (),
 ) -> Difference:
     """The answer, from the outputs of both sides that differ, of which `errors` has the relative errors; no more than
-    these where `accepted` postpones it. On the way back, `trained` are the weights that have a gradient."""
+    these where `accepted` postpones it, and that they are the same where a table in float32 explains it. On the way
+    back, `trained` are the weights that have a gradient."""
     ours, theirs = sides
     finite = [error for error in errors.values() if np.isfinite(error)]
     most = max(BAR, accepted.bar)

@@ -109,9 +109,11 @@ def _backward(sides: Sides, name: str) -> Difference:
                 stacked = value.operation == STACK and layer is not None and value.shape[:1] == (len(value.inputs),)
                 row = layer * len(value.inputs) // rows[path] if stacked and layer is not None else None
                 forced_ours.append(number if row is None else value.inputs[row])
-    sides.accepted.names = names = {
-        GRADIENT + name: key for key in errors for name in (key, *(path for path, _ in sides.held_by.get(key, ())))
-    }
+    names: dict[str, list[str]] = {}
+    for key in errors:
+        for path in {key, *(path for path, _ in sides.held_by.get(key, ()))}:
+            names.setdefault(GRADIENT + path, []).append(key)  # a stack has the gradients of all layers
+    sides.accepted.names = names
     by_rounding = explained_by_rounding((ours, theirs), errors, names, put=sides.accepted.put)
     if not errors or by_rounding:
         rounded = tuple(f"{each} (as float64 rounds)" for each in said)

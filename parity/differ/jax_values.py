@@ -170,7 +170,7 @@ class _Run:
         if self._digits and eqn.primitive.name == "convert_element_type":
             made = [self._in_full(made[0], ins)]
         literals = [known.array if known.number is None else None for known in ins]
-        written = (x for x in literals if x is not None and np.size(x) == 1 and np.asarray(x).dtype.kind in "biuf")
+        written = (x for x in literals if x is not None and np.size(x) == 1 and not _has_no_number(x))
         numbers = tuple(float(np.asarray(x)) for x in written)
         way = self._way(eqn)
         inputs = tuple(known.number for known in ins if known.number is not None)
@@ -179,7 +179,7 @@ class _Run:
         outputs = []
         in_library = bool(self._outer and self._outer[-1][1])
         # What a library's function stops, as the order of rows in a solution, nobody asked for.
-        stops = in_library and eqn.primitive.name == "stop_gradient"
+        stops = in_library and eqn.primitive.name == "stop_gradient" and place == self._outer[-1][0]
         for n, array in enumerate(made):
             row = Value(
                 "operation",
@@ -333,6 +333,10 @@ def _is_of_rule(traceback: Any) -> bool:
     files = [] if traceback is None else [frame.file_name for frame in traceback.frames]
     inner = [*takewhile(lambda file: not file.endswith("interpreters/ad.py"), files)]
     return inner != files and any("jax/_src/lax/" in file for file in inner)
+
+
+def _has_no_number(literal: Any) -> bool:
+    return np.iscomplexobj(literal) or np.asarray(literal).dtype.names is not None
 
 
 def _library_function(eqn: JaxprEqn) -> str:

@@ -18,6 +18,8 @@ from parity.differ.element_order import in_our_layout, layouts
 from parity.differ.fingerprints import BAR, finite, times
 from parity.differ.values import Value, Values
 
+_SMALL = -9e3
+"""What is smaller may stand for the "minus infinity" of a mask."""
 _ORDERS = 8
 """Orders of axes, at most, in which theirs is put in the place of ours."""
 
@@ -102,7 +104,7 @@ def _mask_of_one(ours: Start, theirs: Start) -> str | None:
     around = {re.sub(r"^aten\._?", "", other.values.rows[i].operation) for i in (*other.behind, *other.near)}
     if _MASKED_FOR.isdisjoint(around) or any(re.search("where|mask|select_n", name) for name in around):
         return None
-    if _masks(other, other.near, _LARGE):
+    if _masks(other, other.near, _SMALL):
         return None
     return f"only {one.values.side} masks here, {other.values.side} does not"
 
@@ -159,10 +161,6 @@ def masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
         orders = [their.reshape(mine.shape)] if as_it_is else layouts(mine, their)
         moved = min(orders, key=lambda array: (_masked(array) ^ _masked(mine)).sum())
     return _masked(moved) ^ _masked(mine)
-
-
-_LARGE = -9e3
-"""Below it is what a mask may have in the place of "minus infinity"."""
 
 
 def _masked(array: np.ndarray, below: float = -1e30) -> np.ndarray:
@@ -246,4 +244,5 @@ def _is_mended_by_theirs(ours: Start, theirs: Start) -> bool:
     here, there = ours.values.array(ours.number), theirs.values.array(theirs.number)
     if here is None or there is None or ours.row.backward or ours.values.again is None:
         return True
-    return _may_mend_all(ours, theirs, ours.number, layouts(here, there)[:_ORDERS])
+    orders = layouts(here, there)[:_ORDERS]
+    return not orders or _may_mend_all(ours, theirs, ours.number, orders)

@@ -72,6 +72,10 @@ def origin_of_order(first: Start, second: Start) -> Origin:
         for j in common:
             state = _order(ours, theirs, i, j)
             checked |= state == "same"
+            if state == "merged":
+                # Only what can be run on shows whether the right port merges other axes as well.
+                runs = ours.rows[i].data and not first.row.backward and not ours.rows[i].backward
+                moved, state = moved or not runs, "other" if runs and ours.again is not None else state
             # Numbers that repeat themselves, and lie in no layout that both have.
             moved |= state == "unknown" and NEARLY < distance(ours.array(i), theirs.array(j)) < np.inf
             if state in ("exchanged", "other"):
@@ -285,7 +289,8 @@ def _splits(few: np.ndarray, many: np.ndarray) -> bool:
 
 
 def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
-    """What `order` says of two values; "exchanged" where it is the same but for two axes of one size."""
+    """What `order` says of two values; "exchanged" where it is the same but for two axes of one size, and "merged"
+    where axes were exchanged before they were merged."""
     here, there = ours.array(i), theirs.array(j)
     if here is None or there is None:
         return "unknown"
@@ -294,7 +299,7 @@ def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
         return "exchanged"
     moved = with_axes_as(here, there) if state == "same" else []
     if moved and not any(_close(here, array) for array in moved):
-        return "other"  # axes were exchanged before some of them were merged
+        return "merged"
     if state != "unknown":
         return state
     # A table repeats some of its numbers, and a token that is learnt stands in every sequence, so that not every order

@@ -45,6 +45,8 @@ _ORDERS = 24
 _LARGEST, _LARGEST_WEIGHT = 1 << 22, 1 << 25
 """Elements of an array that is computed with, and of a weight."""
 _REDUCES = re.compile(r"reduce|cum|sum|mean|max|min|var|prod|sort|softmax")
+_MASKS = re.compile(r"\b(select_n|where|masked_fill)_?$")
+_TAKES = re.compile(r"gather|slice|index|\bselect$|top_?k")
 _VERBS = {
     "add": "adds",
     "sub": "subtracts",
@@ -360,7 +362,8 @@ def _repairs(ours: Start, theirs: Start) -> Iterator[tuple[int, int, np.ndarray]
             orders = [] if there is None or other.copies(j) else layouts(here, there)[:_ORDERS]
             if orders and distance(here, there) < NEARLY:
                 # In another order, numbers that are nearly the same may mend an order that is wrong elsewhere.
-                orders = [array for array in orders if np.abs(finite(here - array)).max() < NEARLY * np.abs(here).max()]
+                near = NEARLY * np.abs(finite(here)).max()
+                orders = [array for array in orders if np.abs(finite(here) - finite(array)).max() <= near]
             tried = [(agreement, moved) for moved in orders if (agreement := experiments.goes_on(i, moved))]
             if tried:
                 yield i, j, max(tried, key=lambda each: each[0][:2])[1]
@@ -468,11 +471,16 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
 
 
 def _both_do(row: Value, read: int, values: Values, partner: Start | None, agreement: Agreement) -> bool:
-    """Whether the other side multiplies there, or adds, as well, and this side never comes to what it makes of it."""
-    if partner is None or partner.number in agreement.met or _family(row) != _family(partner.row):
+    """Whether the other side multiplies, adds, masks or takes a part there as well, and this side never comes to what
+    it makes of it."""
+    if partner is None or partner.number in agreement.met:
         return False
-    both_read = read in row.inputs and not values.equals([read]).isdisjoint(partner.row.inputs)
-    return bool(_family(row)) and (both_read or all(map(_by_number, (row, partner.row), (values, partner.values))))
+    if all(_TAKES.search(each.operation) for each in (row, partner.row)):
+        return True
+    if not _family(row) or _family(row) != _family(partner.row):
+        return False
+    masks = _MASKS.search(row.operation) and not values.equals([read]).isdisjoint(partner.row.inputs)
+    return bool(masks) or all(map(_by_number, (row, partner.row), (values, partner.values)))
 
 
 def _done_too(experiments: Experiments, row: Value, read: int) -> Value | None:
@@ -513,8 +521,7 @@ def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:
         return False  # a state that begins at zero is zero again without a step, and so like theirs at some step later
     size, needed = (math.prod(rows[number].shape) for number in (read, made))
     if size > needed:
-        takes = re.search("gather|slice|index|select|topk", rows[made].operation)
-        return not takes and read in rows[made].inputs and experiments.is_small(read)
+        return read in rows[made].inputs and experiments.is_small(read)
     # A mask or a table may be repeated to the shape of what it is added to.
     return size == needed if rows[read].data else size >= 3
 

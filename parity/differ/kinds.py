@@ -183,6 +183,15 @@ def _may_mend_all(ours: Start, theirs: Start, number: int, arrays: Iterable[np.n
     return most_mended((ours.values, theirs.values), changes, (ours, theirs)) > Mended.ONE_SIDE
 
 
+def _may_be_without(ours: Start, theirs: Start, number: int, factor: float) -> bool:
+    """Whether ours goes on as theirs does if a value is divided by a factor, where that can be seen."""
+    values = ours.values
+    runs = not ours.row.backward and values.readers(number) and values.again is not None
+    array = values.array(number) if runs else None
+    with np.errstate(over="ignore"):
+        return array is None or _may_mend_all(ours, theirs, number, [array / factor])
+
+
 def _factor(ours: Start, theirs: Start) -> str | None:
     """Ours is theirs times one number."""
     found: list[tuple[int, float]] = []
@@ -196,18 +205,15 @@ def _factor(ours: Start, theirs: Start) -> str | None:
                 found.append((i, factor))
                 begins |= i == ours.number or j == theirs.number
                 break
-    rows = ours.values.rows
-    # Behind the line, a square has the square of the factor.
-    line = [each for each in found if rows[each[0]].place[:2] == ours.row.place[:2] and abs(each[1] - 1) > BAR]
-    last, factor = (line or found or [(0, 1.0)])[-1]
-    if not begins or abs(factor - 1) <= BAR:
+    if not begins or abs(found[-1][1] - 1) <= BAR:
         return None
-    values, forward = ours.values, not ours.row.backward
-    array = values.array(last) if forward and values.readers(last) and values.again is not None else None
-    if array is not None:
-        with np.errstate(over="ignore"):
-            if not _may_mend_all(ours, theirs, last, [array / factor]):
-                return None
+    rows, place = ours.values.rows, ours.row.place[:2]
+    # Behind the line, a square has the square of the factor; but there may be more of it on the next one.
+    line = [each for each in found if rows[each[0]].place[:2] == place and abs(each[1] - 1) > BAR]
+    tried = [*([] if ours.row.backward else line[-1:]), found[-1]]
+    factor = next((factor for number, factor in tried if _may_be_without(ours, theirs, number, factor)), None)
+    if factor is None:
+        return None
     # On the way back one such pair may be chance, as where one side writes a square and the other a product.
     # So may a sign be, as where one side writes x - y and the other y - x.
     alike = sum(math.isclose(factor, each, rel_tol=1e-9) for _, each in found)

@@ -762,5 +762,6 @@ def test_an_answer_that_is_not_sure_names_the_other_lines():
 
     found = asked(ours, of_linear(forward), backward=False)
     assert found.verdict.startswith("not sure")
+    assert found.others
     assert "squares = y * y" in [site.source for site in (found.ours, *found.others)]
     assert all(f"  or:      {site}" in str(found) for site in found.others)

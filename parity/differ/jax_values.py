@@ -170,7 +170,7 @@ class _Run:
         if self._digits and eqn.primitive.name == "convert_element_type":
             made = [self._in_full(made[0], ins)]
         literals = [known.array if known.number is None else None for known in ins]
-        written = (x for x in literals if x is not None and np.size(x) == 1 and not _has_no_number(x))
+        written = (x for x in literals if x is not None and np.size(x) == 1 and _is_real(x))
         numbers = tuple(float(np.asarray(x)) for x in written)
         way = self._way(eqn)
         inputs = tuple(known.number for known in ins if known.number is not None)
@@ -335,8 +335,8 @@ def _is_of_rule(traceback: Any) -> bool:
     return inner != files and any("jax/_src/lax/" in file for file in inner)
 
 
-def _has_no_number(literal: Any) -> bool:
-    return np.iscomplexobj(literal) or np.asarray(literal).dtype.names is not None
+def _is_real(literal: Any) -> bool:
+    return np.isrealobj(literal) and np.asarray(literal).dtype != jax.dtypes.float0
 
 
 def _library_function(eqn: JaxprEqn) -> str:

@@ -221,14 +221,13 @@ class Sides:
     def gradients(self, ours: Values) -> Tensors:
         """Ours by the module's names, zero where none arrived. They are taken out of the arrays of `ours`."""
         assert self.back is not None
-        numbers = {name: ours.outputs.get(GRADIENT + name) for name in self._shapes}
-        # What is added may have one gradient.
-        taken = {number: ours.arrays.pop(number) for number in {*numbers.values()} if number is not None}
-        arrays = [
-            np.zeros(shape) if (number := numbers[name]) is None else taken[number]
-            for name, shape in self._shapes.items()
-        ]
-        return self.back(self.params(arrays))
+        numbers = [ours.outputs.get(GRADIENT + name) for name in self._shapes]
+        # Weights that are added share a gradient.
+        taken = {number: ours.arrays.pop(number) for number in {*numbers} if number is not None}
+        shapes = self._shapes.values()
+        return self.back(
+            self.params([np.zeros(shape) if n is None else taken[n] for n, shape in zip(numbers, shapes, strict=True)])
+        )
 
 
 def is_array(leaf: Any) -> bool:

@@ -1106,5 +1106,9 @@ def test_what_is_chosen_by_other_scores_says_nothing_of_the_scores():
         return (jnp.sin(x) * chosen[:, None]).sum(0)
 
     found = part(ours, forward, backward=False)
-    assert found
+    assert found.verdict.startswith("not sure")
     assert "as if it held" not in (found.kind or "")
+    # What is not sure names the other lines, too.
+    [other] = found.others
+    assert other.source.startswith("value = ")
+    assert f"  or:      {other}" in str(found)

@@ -58,19 +58,17 @@ def hub_folder(what: str, name: str, revision: str | None, option: str, files: S
         if revision is None:
             newest = repo_info(name, repo_type=kind).sha
         else:
-            folder = snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=list(files))
+            return Path(snapshot_download(name, repo_type=kind, revision=revision, allow_patterns=list(files)))
     except Exception as error:  # network, proxy, hub and name errors share no base class
         inside = {"tokenizer": "tokenizer.json", "data set": "Parquet or JSON lines"}.get(what, "config.json")
         raise InputError(
             f"the {what} {name!r} is no folder here and the Hugging Face hub did not give it "
             f"({type(error).__name__}); expected a folder with {inside}, or a hub name and a network"
         ) from error
-    if revision is None:
-        raise InputError(
-            f"the {what} {name!r} comes from the hub, where it may change; expected the commit to use; "
-            f"the newest is {option} {newest}"
-        )
-    return Path(folder)
+    raise InputError(
+        f"the {what} {name!r} comes from the hub, where it may change; expected the commit to use; "
+        f"the newest is {option} {newest}"
+    )
 
 
 def sync(path: Path) -> None:

@@ -46,12 +46,12 @@ MESHES = [
     {"data": 2, "context": 4},
     {"data": 1, "fsdp": 2, "context": 2, "tensor": 2},
 ]
-SMALL = replace(STACK, feedforward_width=256)
+NARROW = replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=replace(STACK, feedforward_width=256))
 LARGE = replace(STACK, num_layers=12, num_heads=12, feedforward_width=3072)
 LONG = {
-    "figures": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 2, 2048, "context"),
-    "figures-parts": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 32, 128, "fsdp", 4),
-    "figures-accumulated": (replace(BOTH, vocab_size=256, d_model=64, encoder=None, decoder=SMALL), 32, 128, "data", 4),
+    "figures": (NARROW, 2, 2048, "context"),
+    "figures-parts": (NARROW, 32, 128, "fsdp", 4),
+    "figures-accumulated": (NARROW, 32, 128, "data", 4),
     "figures-gpt2": (
         replace(BOTH, vocab_size=50_257, d_model=768, encoder=None, decoder=LARGE, tied_head=True),
         1,

@@ -20,11 +20,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from jax_tformer.config.errors import InputError, Positive, Rate, checked, require
+from jax_tformer.config.errors import Positive, Rate, checked, explained, require
 from jax_tformer.config.experiment import TokenizerConfig
 from jax_tformer.data.sources import FORMATS, HEADER_BYTES, MANIFEST, digest, documents, is_empty, seal
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, load_tokenizer
-from jax_tformer.files import Json, locked, read_json, sync, write_json
+from jax_tformer.files import Json, locked, read_json, require_new_folder, sync, write_json
 
 PARTS = ("train", "val")
 _UNFINISHED = "unfinished.json"
@@ -63,14 +63,12 @@ def read_documents(
     Raises InputError if the file cannot be read, or a document is empty.
     """
     for place, blocks in documents(path, config.column):
+        require(not is_empty(blocks), f"{place}: the text is empty; expected text; remove it")
         hashed = sha256()
         size = 0
-        empty = True
         for block in blocks:
             hashed.update(block)
             size += len(block)
-            empty = empty and is_empty([block])
-        require(not empty, f"{place}: the text is empty; expected text; remove it")
         yield Pieces(blocks, gaps=gaps), hashed.digest(), size
 
 
@@ -159,8 +157,12 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
             writer.write(group, ids.result())
             waiting.popleft()
 
+        ended = "a worker was ended, perhaps for want of memory; give fewer --workers; the same command goes on"
         try:
-            with ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with_parent) as pool:
+            with (
+                explained(ended, BrokenProcessPool),
+                ProcessPoolExecutor(workers, multiprocessing.get_context("spawn"), _end_with_parent) as pool,
+            ):
                 try:
                     for group in groups:
                         waiting.append((group, pool.submit(_encode, out, group.texts)))
@@ -169,10 +171,6 @@ def write_shards(out: Path, files: Sequence[Path], tokenizer: Tokenizer, config:
                 finally:
                     while waiting:
                         write()
-        except BrokenProcessPool as error:
-            raise InputError(
-                "a worker was ended, perhaps for want of memory; give fewer --workers; the same command goes on"
-            ) from error
         finally:
             writer.save()
         return writer.finish()
@@ -202,7 +200,7 @@ class _Writer:
         if (out / _UNFINISHED).exists():
             self.state = read_json(out / _UNFINISHED)
         else:
-            require(not any(out.iterdir()), f"{out} is there already; expected a new or empty folder")
+            require_new_folder(out)
         require(
             self.state["settings"] == settings,
             f"{out} was begun with another tokenizer or other settings; give the same, or choose another folder",

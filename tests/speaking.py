@@ -1,19 +1,16 @@
 """Runs of tiny models that were never trained, and generate.py to speak with them, in this process."""
 
 import json
-import sys
 from dataclasses import replace
 
 import jax
 
 from jax_tformer import transformer
-from jax_tformer.cli import generate
 from jax_tformer.config.experiment import ExperimentConfig, MaskedTextData, PairData, TextData, TokenizerConfig
 from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.runs.checkpoints import Checkpoints
 from jax_tformer.runs.folder import RunFolder
 from tests.small_models import GPT, STACK
-from tests.small_runs import as_input, succeed
 
 CONTEXT, SOURCE_LENGTH, TARGET_LENGTH = 32, 16, 12
 
@@ -47,22 +44,20 @@ def write_run(path, data, **stack):
 
 
 class Program:
-    """generate.py with the runs of a folder, in the current one."""
+    """generate.py with the runs of a folder, in the current one; `end_of` is the fixture."""
 
-    def __init__(self, runs, monkeypatch, capsys):
-        self._runs, self._monkeypatch, self._capsys = runs, monkeypatch, capsys
+    def __init__(self, runs, end_of):
+        self._runs, self._end_of = runs, end_of
         self.errors = ""
         """What the last call said on standard error."""
 
     def say(self, command, *more, typed=""):
         """Standard output of a call that succeeds, with `typed` on standard input; a command begins with the run."""
-        self._monkeypatch.setattr(sys, "stdin", as_input(typed))
-        self._capsys.readouterr()
-        succeed(generate, f"{self._runs}/{command}", *more)
-        output = self._capsys.readouterr()
-        self.errors = output.err
-        assert "tokens/s" in output.err.splitlines()[-1]
-        return output.out
+        command = f"{self._runs}/{command}"
+        status, output, self.errors = self._end_of(command, *more, program="generate.py", typed=typed)
+        assert status == 0
+        assert "tokens/s" in self.errors.splitlines()[-1]
+        return output
 
     def answer(self, command, *more, typed=""):
         """The objects that a call prints with --json."""

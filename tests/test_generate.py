@@ -33,8 +33,8 @@ def runs(tmp_path_factory):
 
 
 @pytest.fixture
-def program(runs, folder, monkeypatch, capsys):
-    return Program(runs, monkeypatch, capsys)
+def program(runs, end_of):
+    return Program(runs, end_of)
 
 
 def test_a_prompt_is_continued(program):

@@ -35,12 +35,8 @@ def write_megatron(path, ids, kind=np.int32):
     path.with_suffix(".idx").write_bytes(head + lengths.tobytes() + begins.tobytes() + np.arange(4).tobytes())
 
 
-def data_at(path, **changes):
-    return TextData(path=str(path), context_length=16, tokenizer=TokenizerConfig("bytes"), **changes)
-
-
-def pipeline_of(data):
-    return build(data)[0]
+def pipeline_of(path):
+    return build(TextData(path=str(path), context_length=16))[0]
 
 
 @pytest.mark.parametrize(
@@ -55,7 +51,7 @@ def pipeline_of(data):
 def test_what_others_write_is_read_and_cut_into_windows(write, tmp_path):
     write(tmp_path / "train.bin", IDS[:900])
     write(tmp_path / "corpus_val_000000.bin", IDS[900:])
-    pipeline = pipeline_of(data_at(tmp_path))
+    pipeline = pipeline_of(tmp_path)
     starts = [permute(number, 900 - 16, 5)[1] for number in range(12, 16)]
     assert pipeline.train[3]["tokens"].tolist() == [IDS[start : start + 16].tolist() for start in starts]
     assert pipeline.train[3]["labels"].tolist() == [IDS[start + 1 : start + 17].tolist() for start in starts]
@@ -81,18 +77,18 @@ def test_damage_is_named(write_shard, damage, told, tmp_path):
     write_shard(tmp_path / "a.bin", IDS)
     damage(tmp_path)
     with refused(told):
-        pipeline_of(data_at(tmp_path))
+        pipeline_of(tmp_path)
 
 
 def test_what_does_not_suit_is_said(tmp_path):
     with refused("does not exist"):
-        pipeline_of(data_at(tmp_path / "a.bin"))
+        pipeline_of(tmp_path / "a.bin")
     write_nanogpt(tmp_path / "val.bin", IDS)
     with refused("all shards are held out"):
-        pipeline_of(data_at(tmp_path))
+        pipeline_of(tmp_path)
     write_nanogpt(tmp_path / "train.bin", IDS + 300)
     with refused("a token has the id"):
-        check_batch_ids(pipeline_of(data_at(tmp_path)).train[0], 257)
+        check_batch_ids(pipeline_of(tmp_path).train[0], 257)
     for kind in (TokenizerConfig("characters"), TokenizerConfig("bpe", 300)):
         with refused("holds ids; expected the tokenizer that made them"):
             build_tokenizer_for(TextData(path=str(tmp_path), tokenizer=kind))
@@ -101,7 +97,7 @@ def test_what_does_not_suit_is_said(tmp_path):
 @pytest.mark.parametrize("content", ["", None])
 def test_a_file_that_changes_under_a_run(content, tmp_path):
     write_nanogpt(tmp_path / "train.bin", IDS)
-    batches = pipeline_of(data_at(tmp_path)).train_iterator()
+    batches = pipeline_of(tmp_path).train_iterator()
     next(batches)
     write("train.bin", content)(tmp_path)
     with pytest.raises((InputError, FileNotFoundError), match=r"train\.bin"):

@@ -1,32 +1,27 @@
 """Text from tokens as they come: together it is what decoding all of them gives, and none is taken back."""
 
-from pathlib import Path
-
 import numpy as np
 import pytest
 import tokenizers
 from tokenizers import decoders, models
 
 from jax_tformer.config.experiment import TokenizerConfig
-from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer, follow_settings, load_tokenizer
+from jax_tformer.data.tokenizers import Tokenizer, build_tokenizer, follow_settings
 from jax_tformer.decoding.texts import TextStream, decode_added
+from tests.test_tokenizers import BPE, BYTES, CHARACTERS, END_OF_TEXT, GPT2, needs_gpt2
 
-GPT2 = Path(__file__).parents[2] / "shared" / "data" / "gpt2"
 TEXT = (
     "Plain words, then: naïve cafe\u0301, e\u0308\u0323, 你好,世界。汉字不是拉丁字母。 العربية हिन्दी 🙂👍🏽 "
     "👨‍👩‍👧‍👦 🇩🇪🇯🇵 — “quoted”\n\n\ttabs  and   spaces ,  ﷽ 𝔘𝔫𝔦𝔠𝔬𝔡𝔢 \N{REPLACEMENT CHARACTER} end "
 )
-END = {"start": "<|endoftext|>", "end": "<|endoftext|>"}
 
 
-@pytest.fixture(scope="module", params=["bytes", "characters", "bpe", "gpt2"])
+SAVED = TokenizerConfig("huggingface", name=str(GPT2))
+
+
+@pytest.fixture(scope="module", params=[BYTES, CHARACTERS, BPE, pytest.param(SAVED, marks=needs_gpt2)])
 def tokenizer(request):
-    if request.param == "gpt2":
-        if not GPT2.is_dir():
-            pytest.skip("the GPT-2 tokenizer is not here")
-        return load_tokenizer(GPT2)
-    config = TokenizerConfig(request.param, vocab_size=400 if request.param == "bpe" else None)
-    return build_tokenizer(config, [TEXT * 3], {} if request.param == "characters" else END)
+    return build_tokenizer(request.param, [TEXT * 3], {} if request.param == CHARACTERS else END_OF_TEXT)
 
 
 def pushed(tokenizer, ids, before=()):
@@ -45,7 +40,7 @@ def test_text_comes_back(tokenizer):
 
 
 def test_a_character_comes_when_it_is_complete():
-    tokenizer = build_tokenizer(TokenizerConfig("bytes"), (), END)
+    tokenizer = build_tokenizer(BYTES, (), END_OF_TEXT)
     assert pushed(tokenizer, tokenizer.encode("a🙂é")) == ["a", "", "", "", "🙂", "", "é", ""]
     assert pushed(tokenizer, tokenizer.encode("a🙂")[:3]) == ["a", "", "", "\N{REPLACEMENT CHARACTER}"]
 
@@ -69,7 +64,7 @@ def test_any_tokens(tokenizer, seed):
 
 @pytest.mark.parametrize("text", ["Fine. " * 1700, b"\xff" * 10_000, b"\x80" * 10_000, b"\xf0" * 10_000])
 def test_a_long_stream_costs_little(text, monkeypatch):
-    tokenizer = build_tokenizer(TokenizerConfig("bytes"), (), END)
+    tokenizer = build_tokenizer(BYTES, (), END_OF_TEXT)
     ids, decode, counts = list(text) if isinstance(text, bytes) else tokenizer.encode(text), tokenizer.decode, []
 
     def counted(ids):

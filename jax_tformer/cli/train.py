@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
 from jax_tformer.config import LoraConfig
-from jax_tformer.config.errors import InputError, require
+from jax_tformer.config.errors import require
 from jax_tformer.config.experiment import (
     DebugConfig,
     DistributedConfig,
@@ -180,19 +180,16 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
 
     # The run's folder decides what the other flags change.
     flags = given_flags(rest, SHORT_NAMES)
-    where = flags.get("--run")
-    resume = flags.get("--resume")
-    named = list(arguments[:1]) == [name] or where is None
-    folder = RunFolder(user_path(Path("runs") / name if where is None else where))
+    named = list(arguments[:1]) == [name] or "--run" not in flags
+    folder = RunFolder(user_path(flags.get("--run", f"runs/{name}")))
+    resume = flags.get("--resume", "auto") if folder.holds_run() else None
+    require(
+        named or resume != "no",
+        "--resume no starts a new run: name the experiment, as in train.py EXPERIMENT --run FOLDER",
+    )
+    before = folder.read_config() if resume == "auto" else None
+    notes = [] if before is None or not named else _own_settings(folder, before, name, flags)
     preset = EXPERIMENTS[name]
-    before = None
-    notes = []
-    prog = f"train.py {name}" if named or not folder.holds_run() else f"train.py --run {folder.path}"
-    if folder.holds_run() and resume in (None, "auto"):
-        before = folder.read_config()
-        notes = _own_settings(folder, before, name, flags) if named else []
-    elif folder.holds_run() and resume == "no" and not named:
-        raise InputError("--resume no starts a new run: name the experiment, as in train.py EXPERIMENT --run FOLDER")
     start = before or preset.config
     init = flags.get("--init", "None")
     if before is None and init != "None":
@@ -208,7 +205,7 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
     options = parse(
         TrainOptions,
         rest,
-        prog=prog,
+        prog=f"train.py {name}" if named or resume is None else f"train.py --run {folder.path}",
         description=f"the run in {folder.path}" if before else preset.description,
         default=TrainOptions(**vars(start)),
         short_names=SHORT_NAMES,
@@ -220,18 +217,20 @@ def train_options(arguments: Sequence[str]) -> TrainPlan:
         options.track is None or find_spec("trackio") is not None,
         "--track needs trackio; pip install '.[track]' adds it, or leave it out",
     )
-    begin = f"train.py EXPERIMENT --run {folder.path}"
-    told = f"to continue; check the path, or name the experiment to begin there, as in {begin}"
+    empty = f"there is no run in {folder.path}"
     if options.report:
-        told = "to report on; expected --run with a folder that holds one"
-    require(before is not None or (named and not options.report), f"there is no run in {folder.path} {told}")
-    if options.report:
+        require(before is not None, f"{empty} to report on; expected --run with a folder that holds one")
         others = [
             name
             for name in changed_fields(before, experiment)
             if not name.startswith("sample.") and name not in _PLACES
         ]
         require(not others, f"--report trains nothing, so that {shortened(others)} cannot be changed; leave that out")
+    require(
+        before is not None or named,
+        f"{empty} to continue; check the path, or name the experiment to begin there, as in train.py EXPERIMENT --run "
+        f"{folder.path}",
+    )
     if before is None and experiment.init is not None:
         from jax_tformer.runs.session import require_same_architecture
 

@@ -481,12 +481,12 @@ def open_shards(data: TextData, tokenizer: Tokenizer) -> Corpus:
     written with another tokenizer.
     """
     paths = shard_files(data)
-    manifest = read_manifest(paths[0].parent)
+    folder = paths[0].parent
+    manifest = read_manifest(folder)
     files = [find_ids(path) for path in paths]
     with ThreadPoolExecutor() as pool:
         digests = list(pool.map(digest, paths))
     if manifest is not None:
-        folder = paths[0].parent
         strange = [str(path) for path in paths if path.name not in manifest["files"]]
         require(not strange, f"{MANIFEST} does not name {shortened(strange)}; expected its own shards alone; move it")
         for name, expected in manifest["files"].items():

@@ -52,15 +52,13 @@ BYTES = [chr(byte) if chr(byte) in _ALPHABET else next(_OTHERS) for byte in rang
 """The printable character that stands for each byte in GPT-2's byte-level BPE: its own, or one of those after."""
 _PROBES = ("a", "1", ".", "的")
 """Of these characters nearly every tokenizer has one."""
-_CLS = ("cls_token", "[CLS]")
-_SEP = ("sep_token", "[SEP]")
-_BEGIN = ("cls_token", "<s>")
-_END = ("sep_token", "</s>")
+_BERT = ("cls_token", "[CLS]"), ("sep_token", "[SEP]")
+_ROBERTA = ("cls_token", "<s>"), ("sep_token", "</s>")
 _OWN: Mapping[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
-    "BertTokenizer": (_CLS, _SEP),
-    "DistilBertTokenizer": (_CLS, _SEP),
-    "RobertaTokenizer": (_BEGIN, _END),
-    "BartTokenizer": (_BEGIN, _END),
+    "BertTokenizer": _BERT,
+    "DistilBertTokenizer": _BERT,
+    "RobertaTokenizer": _ROBERTA,
+    "BartTokenizer": _ROBERTA,
     "T5Tokenizer": (None, ("eos_token", "</s>")),
     "GPTNeoXTokenizer": (None, None),
 }

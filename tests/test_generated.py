@@ -2,7 +2,7 @@
 
 from collections import Counter
 from dataclasses import replace
-from itertools import pairwise, product
+from itertools import combinations, pairwise, product
 from runpy import run_path
 
 import numpy as np
@@ -103,26 +103,25 @@ def test_the_least_loss_of_masked_letters():
     """Against the sum over all rows of letters and all choices of which to restore, as `mask_tokens` makes them."""
     least_losses = run_path(str(ROOT / "docs" / "markov_bound.py"))["least_losses"]
     moves = np.array([[0.7, 0.2, 0.1], [0.1, 0.3, 0.6], [0.5, 0.25, 0.25]])
-    letters, length, mask = range(3), 4, 4
+    mask = 4
     # [row, place]: a masked letter, one that may have been replaced, one that was and cannot be told.
     tokens = np.array([[0, 4, 1, 2], [2, 0, 0, 1], [4, 4, 0, 1]])
     labels = np.array([[-100, 1, -100, 2], [-100, -100, 1, 1], [2, 0, -100, -100]])
 
     def weight(row, hidden, chosen):
         total = np.prod([moves[pair] for pair in pairwise(hidden)])
-        for seen, letter, restored in zip(row, hidden, chosen, strict=True):
+        for place, (seen, letter) in enumerate(zip(row, hidden, strict=True)):
             as_chosen = 0.8 if seen == mask else 0.1 / 3 + 0.1 * (seen == letter)
-            total *= as_chosen if restored else seen == letter
+            total *= as_chosen if place in chosen else seen == letter
         return total
 
     expected = []
     for row, own in zip(tokens, labels, strict=True):
         for place in np.flatnonzero(own != -100):
             likely = np.zeros(3)
-            for hidden in product(letters, repeat=length):
-                for chosen in product([0, 1], repeat=length):
-                    if sum(chosen) == 2 and chosen[place]:
-                        likely[hidden[place]] += weight(row, hidden, chosen)
+            for hidden, chosen in product(product(range(3), repeat=4), combinations(range(4), 2)):
+                if place in chosen:
+                    likely[hidden[place]] += weight(row, hidden, chosen)
             expected.append(-np.log(likely[own[place]] / likely.sum()))
     np.testing.assert_allclose(least_losses(moves, tokens, labels, mask), expected, rtol=1e-12)
 

@@ -22,15 +22,6 @@ def pairs_of(path, target_path=None):
     return list(zip(texts, texts, strict=True))
 
 
-def test_python_docs_are_english_text_in_a_fixed_order():
-    text = bytes(load_text(TextData("python-docs")).content).decode()
-    assert len(text) > 300_000
-    assert 'The "assert" statement\n' in text
-    assert text.index('The "assert" statement\n') < text.index('The "yield" statement\n')
-    assert text.encode() == load_text(TextData("python-docs")).content
-    assert "\0" not in text
-
-
 def test_one_file_is_its_text(tmp_path):
     (tmp_path / "a.txt").write_bytes("\ufeff\nÇa  va\r\n\r\n\tbien".encode())
     assert text_of(tmp_path / "a.txt") == "\nÇa  va\n\n\tbien"

@@ -9,14 +9,11 @@ import pytest
 
 from jax_tformer import __main__ as console
 from jax_tformer import __version__, load_weights, transformer
-from jax_tformer.cli.generate import GenerateOptions
 from jax_tformer.cli.train import train_options
 from jax_tformer.config.experiment import TextData
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.files import read_json
 from jax_tformer.runs.folder import RunFolder
-from jax_tformer.terminal import parse
-from tests.refusals import refused
 from tests.several_processes import run_alone
 from tests.small_models import assert_same_bits
 from tests.small_runs import names
@@ -31,12 +28,6 @@ def test_short_names_and_numbers_as_people_write_them():
     assert (training.steps, training.batch_size, optimizer.learning_rate) == (1000, 16, 2e-3)
     assert (experiment.mesh.data, experiment.model.vocab_size) == (2, 1000)
     assert train_options(["dates", "--model.vocab-size", "None"]).experiment.model.vocab_size is None
-
-
-def test_what_is_missing_is_told_in_a_sentence():
-    told = "PATH is missing: The folder of a run, or of a Hugging Face model; see generate.py --help"
-    with refused(rf"^{told}$"):
-        parse(GenerateOptions, [], prog="generate.py", description="")
 
 
 @pytest.fixture
@@ -122,7 +113,8 @@ def test_what_is_exported_is_the_model(run, call):
 @pytest.mark.parametrize(
     "arguments, message",
     {
-        "RUN": "error: PATH is missing: A new or empty folder",
+        "RUN": "error: PATH is missing: A new or empty folder, for model.safetensors, config.json and the files of the "
+        "tokenizer; see jax-tformer export --help",
         "nowhere model": "nowhere",
         "RUN full": "full is there already; expected a new or empty folder",
         "RUN full/file": "full/file is there already; expected a new or empty folder",

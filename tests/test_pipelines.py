@@ -24,8 +24,7 @@ from jax_tformer.data import generated, pairs
 from jax_tformer.data.order import Items, Part, Shape, Source, choose, evaluation_batches
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.data.sources import check_files
-from jax_tformer.data.text import hiding
-from jax_tformer.data.tokenizers import Framing, build_tokenizer, load_tokenizer
+from jax_tformer.data.tokenizers import build_tokenizer, load_tokenizer
 from jax_tformer.training.step import batch_loss
 from tests.memory import traced_peak
 from tests.refusals import refused
@@ -332,40 +331,29 @@ def test_tokenizers_of_text_and_what_is_said_of_it(tmp_path):
     assert bpe("abcdefg " * 50) == bpe("tuvwxyz " * 50)
 
 
-def test_masked_tokens_are_restored_by_their_labels(place):
+def test_masking_is_bert_s_and_labels_restore_the_text(place):
     """In another way in every epoch."""
-    data = text_in(place, kind=MaskedTextData, context_length=20, held_out=0.2, tokenizer=CHARACTERS)
-    pipeline, tokenizer = build(data)
-    ids = tokenizer.encode(TEXT[: int(len(TEXT) * 0.8)]).tolist()
-    windows = {tuple(ids[i : i + 20]) for i in range(len(ids) - 19)}
-    for batch in first(pipeline, 50):
-        assert ((batch["labels"] != IGNORED).sum(axis=1) == 3).all()
-        restored = np.where(batch["labels"] == IGNORED, batch["tokens"], batch["labels"])
-        assert {*rows_of([{"tokens": restored}])} <= windows
+    data = text_in(place, kind=MaskedTextData, context_length=100, tokenizer=BYTES)
+    pipeline, tokenizer = build(data, replace(TRAINING, batch_size=400))
+    tokens, labels = pipeline.train[0]["tokens"], pipeline.train[0]["labels"]
+    chosen = labels != IGNORED
+    assert (chosen.sum(axis=1) == 15).all()
+    # Every position is equally likely to be chosen.
+    assert 30 < chosen.sum(axis=0).min() <= chosen.sum(axis=0).max() < 95
+    text = np.where(chosen, labels, tokens)
+    ids = tokenizer.encode(TEXT[: int(len(TEXT) * 0.9)]).tolist()
+    assert {*rows_of([{"tokens": text}])} <= {tuple(ids[i : i + 100]) for i in range(len(ids) - 99)}
+    masked, kept = tokens == tokenizer.mask_id, tokens == text
+    assert masked[chosen].mean() == pytest.approx(0.8, abs=0.02)
+    assert kept[chosen].mean() == pytest.approx(0.1, abs=0.02)
+    assert len({*tokens[~masked & ~kept].tolist()}) > 200
     (in_shards,), _ = pipelines("masked shards", place)
     assert ((in_shards.train[0]["labels"] != IGNORED).sum(axis=1) == 2).all()
     few = build(replace(data, context_length=40, stride=997, held_out=0.5))[0]
     # Three windows only, so that each comes 20 times.
     assert len(set(rows_of(first(few, 15), "labels"))) == 60
-
-
-def test_masking_is_bert_s():
-    data, generator = MaskedTextData(), np.random.default_rng(0)
-    tokenizer = build_tokenizer(BYTES, [], {"mask": "<|mask|>"})
-    windows, rows = generator.integers(10, 256, (400, 100), np.int32), np.arange(400)
-    batch = hiding(data, tokenizer, Framing())({"tokens": windows}, generator, rows, 400)
-    chosen, tokens = batch["labels"] != IGNORED, batch["tokens"]
-    assert (chosen.sum(axis=1) == 15).all()
-    # Every position is equally likely to be chosen.
-    assert 30 < chosen.sum(axis=0).min() <= chosen.sum(axis=0).max() < 95
-    masked, kept = tokens == tokenizer.mask_id, tokens == windows
-    assert kept[~chosen].all()
-    assert masked[chosen].mean() == pytest.approx(0.8, abs=0.02)
-    assert kept[chosen].mean() == pytest.approx(0.1, abs=0.02)
-    assert len({*tokens[~masked & ~kept].tolist()}) > 200
-    few = hiding(replace(data, masked=0.01), tokenizer, Framing())
-    one = few({"tokens": windows[:4, :3]}, generator, rows[:4], 4)
-    assert ((one["labels"] != IGNORED).sum(axis=1) == 1).all(), "at least one"
+    one = build(replace(data, masked=0.001))[0]
+    assert ((one.train[0]["labels"] != IGNORED).sum(axis=1) == 1).all(), "at least one"
 
 
 # Pairs

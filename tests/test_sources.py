@@ -2,12 +2,10 @@
 
 import json
 import re
-from itertools import compress
 
 import pytest
 
 from jax_tformer.config.experiment import PairData, TextData
-from jax_tformer.data.order import held_out_items
 from jax_tformer.data.sources import load_pairs, load_text
 from tests.damages import every, write
 from tests.refusals import refused
@@ -141,18 +139,3 @@ def test_pair_errors_of_two_files(tmp_path, source, target, message):
     every(write("a.txt", source), write("b.txt", target))(tmp_path)
     with refused(message):
         pairs_of(tmp_path / "a.txt", tmp_path / "b.txt")
-
-
-def test_held_out_items_are_a_function_of_the_items():
-    def chosen(items, fraction):
-        items = list(items)
-        return set(compress(items, held_out_items(items, fraction)))
-
-    items = [f"item {n}" for n in range(1000)]
-    few = chosen(items, 0.1)
-    assert len(few) == 100
-    assert chosen(reversed(items * 2), 0.1) == few
-    assert held_out_items(items * 2, 0.1).sum() == 200
-    assert len(chosen(["only", "two"], 0.01)) == 1
-    # Fixed for ever: a later release must not move pairs that a run has trained on to the held-out side.
-    assert sorted(chosen("abcdefghij", 0.3)) == ["d", "f", "j"]

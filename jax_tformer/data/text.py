@@ -52,10 +52,10 @@ def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) 
     around = (masked and tokenizer.framing) or Framing()
     finish = hiding(data, tokenizer, around) if isinstance(data, MaskedTextData) else as_read
     length = data.context_length - around.size
-    told = (
-        f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window"
+    require(
+        length > 0,
+        f"context_length is {data.context_length}; expected more than the {around.size} special tokens of every window",
     )
-    require(length > 0, told)
     require(
         tokenizer.separator or data.packing is None,
         "the tokenizer has neither a start nor an end token, so that nothing says where documents begin; expected one; "
@@ -289,6 +289,7 @@ def read_corpus(data: TextData, tokenizer: Tokenizer, first: Sequence[int]) -> C
         for begin, close in ((0, cut), (cut, len(text)))
     ]
     ids, held_out_ids = (tokenizer.encode_texts([*part, *closing], first) for part in parts)
-    counts = Counter(path.suffix.lower() for path in text_files(data)) if data.source == "files" else Counter[str]()
+    files = text_files(data) if data.source == "files" else []
+    counts = Counter(path.suffix.lower() for path in files)
     notes = [f"{counts[kind]:,} {kind} files are read as plain text" for kind in TABLES if counts[kind]]
     return Corpus(ids, held_out_ids, [text], sum(map(len, parts[1])), notes)

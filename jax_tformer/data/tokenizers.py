@@ -128,7 +128,7 @@ class Tokenizer:
         self.framing = framing
         if "end" in roles:
             self._roles.setdefault("pad", roles["end"])
-        vocabulary = backend.get_vocab(with_added_tokens=True)
+        vocabulary = backend.get_vocab()
         for role, token in roles.items():
             require(
                 token in vocabulary, f"the tokenizer's {role} token {token!r} has no id; expected one in its vocabulary"
@@ -172,7 +172,7 @@ class Tokenizer:
     @property
     def ordinary_ids(self) -> np.ndarray:
         """The ids of all tokens that are not special, int32[N], ascending."""
-        ids = self._backend.get_vocab(with_added_tokens=True).values()
+        ids = self._backend.get_vocab().values()
         return np.setdiff1d([*ids], [*self._special.values()]).astype(np.int32)
 
     def encode(self, text: str) -> np.ndarray:
@@ -293,10 +293,11 @@ class Tokenizer:
         if self.framing is not None:
             settings["framing"] = dataclasses.asdict(self.framing)
         settings["tokenizer_class"] = "PreTrainedTokenizerFast"
-        Path(folder).mkdir(parents=True, exist_ok=True)
+        folder = Path(folder)
+        folder.mkdir(parents=True, exist_ok=True)
         # tokenizer.json is written last, so that its roles exist if it does.
-        write_json(Path(folder) / "tokenizer_config.json", settings)
-        write_text(Path(folder) / "tokenizer.json", self._backend.to_str(pretty=True) + "\n")
+        write_json(folder / "tokenizer_config.json", settings)
+        write_text(folder / "tokenizer.json", self._backend.to_str(pretty=True) + "\n")
 
 
 def _known(id: int | None) -> TokenIds:
@@ -510,7 +511,7 @@ def _of_bytes() -> tokenizers.Tokenizer:
 
 def _byte_level(model: models.BPE, use_regex: bool) -> tokenizers.Tokenizer:
     backend = tokenizers.Tokenizer(model)
-    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=use_regex)
+    backend.pre_tokenizer = ByteLevel(add_prefix_space=False, use_regex=use_regex)
     backend.decoder = decoders.ByteLevel()
     return backend
 
@@ -521,9 +522,7 @@ def _trained_bpe(texts: Iterable[str], vocab_size: int) -> tokenizers.Tokenizer:
     def train() -> bytes:
         backend = _byte_level(models.BPE(), use_regex=True)
         # All 256 bytes are in the alphabet, so that any text can be encoded.
-        trainer = trainers.BpeTrainer(
-            vocab_size=vocab_size, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-        )
+        trainer = trainers.BpeTrainer(vocab_size=vocab_size, initial_alphabet=_ALPHABET, show_progress=False)
         backend.train_from_iterator(texts, trainer)
         return backend.to_str().encode()
 
@@ -536,11 +535,12 @@ def load_tokenizer(folder: str | Path) -> Tokenizer:
 
     Raises InputError if one of its files is missing or damaged.
     """
-    path = Path(folder) / "tokenizer.json"
+    folder = Path(folder)
+    path = folder / "tokenizer.json"
     require(path.exists(), f"{path} does not exist; expected a tokenizer there, as a run or Hugging Face saves it")
     text = read_text(path, _LARGEST)
-    settings = read_settings(Path(folder))
-    where = str(Path(folder) / "tokenizer_config.json")
+    settings = read_settings(folder)
+    where = str(folder / "tokenizer_config.json")
     framing = from_dict(Framing, settings["framing"], where=where) if "framing" in settings else None
     # The library raises nothing narrower.
     with explained(f"{path} is not a tokenizer ({WHY}); restore it, or start a new run", Exception):

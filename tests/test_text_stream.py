@@ -39,12 +39,6 @@ def test_text_comes_back(tokenizer):
     assert len(list(filter(None, pieces))) > len(ids) / 3
 
 
-def test_a_character_comes_when_it_is_complete():
-    tokenizer = build_tokenizer(BYTES, (), END_OF_TEXT)
-    assert pushed(tokenizer, tokenizer.encode("a🙂é")) == ["a", "", "", "", "🙂", "", "é", ""]
-    assert pushed(tokenizer, tokenizer.encode("a🙂")[:3]) == ["a", "", "", "\N{REPLACEMENT CHARACTER}"]
-
-
 @pytest.mark.parametrize("cut", range(0, 60, 7))
 def test_what_follows_a_prompt(tokenizer, cut):
     before, after = tokenizer.encode(TEXT[:cut]), tokenizer.encode(TEXT[cut:])

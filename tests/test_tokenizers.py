@@ -14,7 +14,7 @@ from tokenizers import AddedToken, Regex, models, normalizers, pre_tokenizers, t
 
 from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
 from jax_tformer.data import tokenizers as ours
-from jax_tformer.data.sources import load_text, training_end
+from jax_tformer.data.sources import load_text
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, build_tokenizer, load_tokenizer
 from jax_tformer.files import read_json, write_json
 from tests.damages import write
@@ -226,26 +226,6 @@ def test_a_text_without_spaces_has_pieces_too(part):
     pieces = list(Pieces([text.encode()]))
     assert "".join(pieces) == text
     assert max(map(len, pieces)) < 30_000
-
-
-def test_many_ids_take_four_bytes():
-    corpus = "".join(chr(0x10000 + n) for n in range(2**16 + 1))
-    ids = build_tokenizer(CHARACTERS, [corpus], {}).encode_texts([memoryview(corpus.encode())])
-    assert ids.dtype == np.int32
-    assert ids.tolist() == list(range(2**16 + 1))
-
-
-@pytest.mark.parametrize("size", [1, 3])
-def test_split_is_that_of_the_characters(size, monkeypatch):
-    monkeypatch.setattr(ours, "_PIECE_BYTES", size)
-
-    @settings(max_examples=100, deadline=None, derandomize=True)
-    @given(st.text("aé日🙂 ", max_size=30), st.floats(0.01, 0.99))
-    def same(text, held_out):
-        end = int(len(text) * (1 - held_out))
-        assert training_end(memoryview(text.encode()), held_out) == len(text[:end].encode())
-
-    same()
 
 
 @pytest.mark.parametrize("kind", ["bytes", "characters"])

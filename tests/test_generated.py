@@ -37,10 +37,6 @@ def test_scan_is_that_of_the_paper():
     made = {command: " ".join(actions) for command, actions in generated.scan_commands().items()}
     assert len(made) == 20910
     assert {command: made[command] for command in EXAMPLES} == EXAMPLES
-    assert max(len(command.split()) for command in made) == 9
-    lengths = Counter(len(actions.split()) for actions in made.values())
-    assert (lengths[22], lengths[23], lengths[24], max(lengths)) == (576, 0, 336, 48)
-    assert Counter(" ".join(made.values()).split())["I_JUMP"] == 31902
 
 
 @pytest.mark.parametrize(

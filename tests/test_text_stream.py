@@ -39,12 +39,6 @@ def test_text_comes_back(tokenizer):
     assert len(list(filter(None, pieces))) > len(ids) / 3
 
 
-@pytest.mark.parametrize("cut", range(0, 60, 7))
-def test_what_follows_a_prompt(tokenizer, cut):
-    before, after = tokenizer.encode(TEXT[:cut]), tokenizer.encode(TEXT[cut:])
-    assert decode_added(tokenizer, before, after) == TEXT[cut:] == "".join(pushed(tokenizer, after, before))
-
-
 @pytest.mark.parametrize("seed", range(20))
 def test_any_tokens(tokenizer, seed):
     # Of bytes, most are no characters.

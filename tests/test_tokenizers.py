@@ -94,21 +94,6 @@ def test_special_tokens_may_look_at_their_neighbours(config, change, tmp_path):
     assert loaded.encode(text).tolist() == backend_ids(loaded, text)
 
 
-@pytest.mark.parametrize(
-    "config, text, special, size",
-    [
-        (BYTES, "", END_OF_TEXT, 257),
-        (CHARACTERS, "banana\n", {}, 4),
-        (CHARACTERS, "banana\n", PAIR_TOKENS, 7),
-        (BPE, CORPUS, END_OF_TEXT, 400),
-        (BPE, CORPUS, PAIR_TOKENS, 400),
-        (TokenizerConfig("bpe", 5000), "too small for that", END_OF_TEXT, 271),
-    ],
-)
-def test_sizes(config, text, special, size):
-    assert build_tokenizer(config, [text], special).vocab_size == size
-
-
 def test_the_ids_of_bytes_and_characters():
     assert build_tokenizer(BYTES, [], {}).encode("Az\n").tolist() == [65, 122, 10]
     assert build_tokenizer(CHARACTERS, ["banana\n"], {}).encode("ab\nn").tolist() == [1, 2, 0, 3]

@@ -1,9 +1,5 @@
 """Whatever the user of train.py gets wrong: one line, exit status 2, no traceback, nothing written, nothing lost."""
 
-import errno
-import os
-import tempfile
-
 import pytest
 
 from tests.several_processes import ROOT, finish, start
@@ -16,7 +12,8 @@ BERT = "of type 'bert' is trained with --model.encoder.positions learned; begin 
     "arguments, message",
     {
         "nothing": "there is no experiment 'nothing'; expected one of python-docs, dates",
-        "text": "--data.path",
+        "text": "no text was named; give --data.path",
+        "pairs": "no pairs were named; give --data.path",
         # tests/test_sources.py has more of what a file may hold.
         f"text --data.path file --run run {TINY}": "the training part of the text has 7 tokens; expected at least 9",
         "pairs --data.path others/pairs.tsv --run run": "others/pairs.tsv, line 1: 1 column; expected 2",
@@ -69,16 +66,6 @@ def test_what_cannot_be_is_refused(refuse, folder, arguments, message):
     for name in ("file", "others/thesis.tex", "others/pairs.tsv"):
         (folder / name).write_text("precious")
     assert message in refuse(arguments)
-
-
-def test_a_run_folder_that_cannot_be_written(refuse, monkeypatch):
-    def denied(dir):
-        raise PermissionError(errno.EACCES, os.strerror(errno.EACCES))
-
-    # Root may write everywhere: the answer of the system is played.
-    monkeypatch.setattr(tempfile, "TemporaryFile", denied)
-    assert "cannot write" in (line := refuse("dates --run locked/run"))
-    assert "(Permission denied); choose another folder, or change its permissions" in line
 
 
 def test_what_a_report_cannot_show(refuse, run, monkeypatch):

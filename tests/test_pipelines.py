@@ -507,9 +507,3 @@ def test_a_batch_of_tokens_has_room_for_every_pair(tokens, context):
     config = EXPERIMENTS["pairs"].config
     with refused("expected at least 2048, for batch_size rows of the longest pairs"):
         replace(config, data=replace(config.data, tokens_per_batch=tokens), mesh=MeshConfig(context=context))
-
-
-def test_text_for_one_window_is_enough(place):
-    """162 characters to train on, 18 held out."""
-    data = text_in(place, "short", context_length=17, tokenizer=CHARACTERS)
-    assert build(data)[0].evaluation[0]["tokens"].shape == (4, 17)

@@ -1,6 +1,7 @@
 """Shards of ids: those of others and ours are read as they are, in any split, without memory, and damage is named."""
 
 import struct
+from functools import partial
 
 import numpy as np
 import pytest
@@ -43,9 +44,9 @@ def pipeline_of(path):
     "write",
     [
         write_llm_c,
-        lambda path, ids: write_llm_c(path, ids, np.uint32),
+        partial(write_llm_c, kind=np.uint32),
         write_nanogpt,
-        *(lambda path, ids, kind=kind: write_megatron(path, ids, kind) for kind in INDEX_TYPES),
+        *(partial(write_megatron, kind=kind) for kind in INDEX_TYPES),
     ],
 )
 def test_what_others_write_is_read_and_cut_into_windows(write, tmp_path):

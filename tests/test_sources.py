@@ -65,12 +65,6 @@ def test_text_errors(tmp_path, name, content, message):
         text_of(tmp_path / name)
 
 
-@pytest.mark.parametrize("load, kind", [(load_text, TextData), (load_pairs, PairData)])
-def test_files_need_a_path(load, kind):
-    with refused(r"give --data\.path"):
-        load(kind("files"))
-
-
 @pytest.mark.parametrize(
     "line, says",
     {

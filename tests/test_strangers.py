@@ -142,7 +142,7 @@ def test_help_and_what_is_no_run_come_before_jax_is_imported(tmp_path):
         "generate.py HERE/run --file HERE/lines.txt": "line 4 of",
         "generate.py HERE/run --file HERE/nowhere.txt": "cannot be read",
         "generate.py HERE/run --prompt abababab": "expected at most 8 together",
-        "train.py dates --run /proc/x": "cannot write to /proc",
+        "train.py dates --run /proc/x": "); choose another folder, or change its permissions",
         "train.py dates --run HERE/hugging-face": "holds a Hugging Face model",
         "train.py text --data.path HERE/code": f"are named by a pattern: '{tmp_path}/code/**/*.py'",
         "train.py text --data.path HERE/nowhere.txt": "does not exist",

@@ -229,7 +229,7 @@ def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs, tmp_path):
         "text PROMPT --words 3": "--words",
         "text PROMPT --dtype int8": "invalid choice 'int8' for argument '--dtype'; expected one of None, bfloat16, ",
         "text --prompt": "--prompt has no value; see generate.py --help",
-        "text --prompt It\udcff": "lone surrogate",
+        "text --prompt It\udcff": "a lone surrogate (U+DCFF) at character 2; expected valid Unicode",
         "text --source It": "give --prompt, not --source",
         "text PROMPT --reference file": "--reference is for translations",
         "text PROMPT --chat": "has no chat template; --chat is for",

@@ -309,9 +309,7 @@ def cache_bytes() -> int:
 
     Raises InputError if the variable is not a whole number.
     """
-    given = os.environ.get("JAX_TFORMER_CACHE_BYTES", "").strip()
-    if not given:
-        return _CACHE_BYTES
+    given = os.environ.get("JAX_TFORMER_CACHE_BYTES", "").strip() or str(_CACHE_BYTES)
     require(
         given.isascii() and given.isdigit(),
         f"JAX_TFORMER_CACHE_BYTES is {given!r}; expected a whole number of bytes, such as {_CACHE_BYTES}",

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from decimal import Decimal, InvalidOperation
-from itertools import dropwhile, takewhile
+from itertools import dropwhile, pairwise, takewhile
 from types import FrameType
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, get_args, get_origin
 
@@ -79,7 +79,8 @@ class Interruption:
         self._since = 0.0
 
     def __enter__(self) -> "Interruption":
-        self.signal, self._since = (_unheard[-1], time.monotonic()) if _unheard else (None, 0.0)
+        self.signal = _unheard[-1] if _unheard else None
+        self._since = time.monotonic()
         _unheard.clear()
         kinds = [signal.SIGINT, signal.SIGTERM]
         if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
@@ -133,7 +134,6 @@ def parse(
     told = io.StringIO()
     prog = as_called(prog)
     description = as_called(description)
-    extra = {} if default is None else {"default": default}
     if short_names:
         fields = {short: "FIELD" if short.endswith(".") else "" for short in short_names}
         meanings = ", ".join(f"{short}{fields[short]} for {name}{fields[short]}" for short, name in short_names.items())
@@ -147,7 +147,7 @@ def parse(
                 args=[long_name(argument, short_names) for argument in arguments],
                 config=(tyro.conf.AvoidSubcommands,),
                 registry=_ways_to_write(),
-                **extra,
+                default=tyro.MISSING_NONPROP if default is None else default,
             )
     except SystemExit as error:
         if not error.code:
@@ -169,7 +169,7 @@ def long_name(argument: str, short_names: Mapping[str, str]) -> str:
 def given_flags(arguments: Sequence[str], short_names: Mapping[str, str] = {}) -> dict[str, str]:
     """Returns the flags among `arguments`, each by its full name and with hyphens, and what stands behind each."""
     flags = {}
-    for argument, following in zip(arguments, [*arguments[1:], ""], strict=False):
+    for argument, following in pairwise([*arguments, ""]):
         if argument.startswith("--"):
             flag, equals, value = long_name(argument, short_names).partition("=")
             flags[flag.replace("_", "-")] = value if equals else following

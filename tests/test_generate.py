@@ -207,8 +207,6 @@ def test_a_reader_that_leaves_and_ctrl_c_end_it_quietly(runs, tmp_path):
         "text PROMPT --num-samples 1e9": "ask for fewer at once (--batch-size, --beam,",
         "text PROMPT --temperature -1": "--temperature is -1",
         "text PROMPT --temperature nan": "--temperature is nan",
-        "text PROMPT --top-p 0": "--top-p is 0.0; expected",
-        "text PROMPT --min-p 2": "--min-p is 2.0; expected",
         "text PROMPT --top-k 0": "--top-k is 0",
         "text PROMPT --top-k 3 --temperature 0": "--top-k is 3; expected none at temperature 0",
         "text PROMPT --repetition-penalty 0": "--repetition-penalty is 0",

@@ -76,12 +76,6 @@ def test_batch_gives_the_ids_of_each_text(made):
         assert [ids.tolist() for ids in batch] == [backend_ids(made, text) for text in texts]
 
 
-def test_special_tokens_in_text_are_recognised_and_left_out_of_decoding(made):
-    ids = made.encode("know<|end|>that")
-    assert ids.tolist().count(made.end_id) == 1
-    assert made.decode(ids) == "knowthat"
-
-
 def test_the_ids_of_bytes_and_characters():
     assert build_tokenizer(BYTES, [], {}).encode("Az\n").tolist() == [65, 122, 10]
     assert build_tokenizer(CHARACTERS, ["banana\n"], {}).encode("ab\nn").tolist() == [1, 2, 0, 3]

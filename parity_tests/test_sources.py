@@ -1,7 +1,7 @@
 """What the source documents print, reproduced with our code and, where it has the same part, with the reference.
 
 A document is called by the number that its file begins with. The token ids that 000 prints, and its windows, are
-checked in tests/test_tokenizers.py (`TestArticle`); where the documents err is the subject of test_errata.py.
+checked in tests/test_tokenizers.py; where the documents err is the subject of test_errata.py.
 """
 
 import re

@@ -38,14 +38,6 @@ def draw(count, held_out=False):
     return [generated.make_date_pair(generator, held_out, 0.1) for _ in range(count)]
 
 
-def test_alphabet_and_longest_sources_bound_all_pairs():
-    alphabet, longest, pairs = set(generated.date_alphabet()), max(map(len, generated.longest_dates())), draw(20_000)
-    seen = {character for pair in pairs for text in pair for character in text}
-    assert seen <= alphabet
-    assert len(alphabet - seen) <= 5
-    assert longest - 3 <= max(len(source) for source, _ in pairs) <= longest < 64
-
-
 def test_held_out_days_are_never_trained_on():
     held_out, trained = ({day for _, day in draw(20_000, side)} for side in (True, False))
     assert not held_out & trained

@@ -475,7 +475,11 @@ PARTS = "give a .tsv or .jsonl file of each source, and no --data.target-path or
         *((TextData, {"path": path}, MIXED) for path in ("=1,B=2", "A=1,B=2=x")),
         (PairData, {"path": "a.tsv=1,b.tsv=3", "target_path": "x"}, PARTS),
         (PairData, {"path": "a.tsv=1,b.tsv=3", "tokens_per_batch": 4000}, PARTS),
-        (PairData, {"source": "dates", "source_length": 20, "target_length": 10}, "10; the dates need at least 44 and"),
+        (
+            PairData,
+            {"source": "dates", "source_length": 20, "target_length": 10},
+            "the dates need at least 44 and 11",
+        ),
         (PairData, {"source": "dates", "tokens_per_batch": 4096}, "expected None with dates"),
     ],
 )

@@ -112,7 +112,14 @@ def test_roles_as_hugging_face_writes_them(tmp_path):
     build_tokenizer(BYTES, [], {"start": "[CLS]", "end": "[SEP]", "pad": "[PAD]", "mask": "[MASK]"}).save(tmp_path)
     config = {"cls_token": {"content": "[CLS]", "lstrip": False}, "add_bos_token": True}
     write_json(tmp_path / "tokenizer_config.json", config)
-    names = {"sep_token": "[SEP]", "pad_token": {"content": "[PAD]"}, "mask_token": "[MASK]", "bos_token": None}
+    # The first name of a role counts.
+    names = {
+        "eos_token": "[SEP]",
+        "sep_token": "[PAD]",
+        "pad_token": {"content": "[PAD]"},
+        "mask_token": "[MASK]",
+        "bos_token": None,
+    }
     write_json(tmp_path / "special_tokens_map.json", names)
     assert roles(load_tokenizer(tmp_path)) == (256, 257, 258, 259)
 

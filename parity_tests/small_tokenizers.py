@@ -17,6 +17,7 @@ NAMED = {
     "mask_token": "<mask>",
 }
 SPECIAL = ["<pad>", "<s>", "</s>", "<unk>", "<mask>", "<|user|>", "<|assistant|>", "<|end|>"]
+TRAINED = {"special_tokens": SPECIAL, "show_progress": False}
 
 
 def byte_level(adds="nothing", **settings):
@@ -25,9 +26,7 @@ def byte_level(adds="nothing", **settings):
     backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     backend.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(
-        vocab_size=330, special_tokens=SPECIAL, initial_alphabet=alphabet, show_progress=False
-    )
+    trainer = trainers.BpeTrainer(vocab_size=330, initial_alphabet=alphabet, **TRAINED)
     return _trained(backend, trainer, adds, settings)
 
 
@@ -37,7 +36,7 @@ def word_pieces(**settings):
     backend.normalizer = normalizers.BertNormalizer(lowercase=True)
     backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
     backend.decoder = decoders.WordPiece()
-    trainer = trainers.WordPieceTrainer(vocab_size=120, special_tokens=SPECIAL, show_progress=False)
+    trainer = trainers.WordPieceTrainer(vocab_size=120, **TRAINED)
     return _trained(backend, trainer, "around", {"cls_token": "<s>", "sep_token": "</s>", **settings})
 
 
@@ -47,7 +46,7 @@ def sentence_pieces(adds="after", **settings):
     backend.normalizer = normalizers.Sequence([normalizers.NFKC(), normalizers.Replace(Regex(" {2,}"), " ")])
     backend.pre_tokenizer = pre_tokenizers.Metaspace(replacement="▁", prepend_scheme="always")
     backend.decoder = decoders.Metaspace(replacement="▁", prepend_scheme="always")
-    trainer = trainers.UnigramTrainer(vocab_size=90, special_tokens=SPECIAL, unk_token="<unk>", show_progress=False)
+    trainer = trainers.UnigramTrainer(vocab_size=90, unk_token="<unk>", **TRAINED)
     return _trained(backend, trainer, adds, settings)
 
 

@@ -62,34 +62,30 @@ def test_gate_5_optimizer(name, record):
         record(name, figure)
 
 
+RATES = RatesConfig(matrices=0.5, tables=2.0, head=0.7, vectors=0.3)
+OTHERS = [
+    {"name": name, "schedule": schedule, "rates": RATES}
+    for name, schedule in product(("lion", "adafactor", "muon", "sgd"), ("warmup_stable_decay", "linear"))
+]
+
+
 @pytest.mark.parametrize(
-    "optimizer",
+    "model, settings",
     [
-        replace(OPTIMIZER, schedule="inverse_sqrt", clip_norm=None),
-        replace(OPTIMIZER, schedule="constant", warmup_steps=0, weight_decay=0.0),
-        replace(OPTIMIZER, beta1=0.0, eps=1e-3),
+        *product(("gpt2", "switches-encoder-decoder"), OTHERS),
+        deep("post-decoder-only", {"schedule": "inverse_sqrt", "clip_norm": None}),
+        deep("post-decoder-only", {"schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0}),
+        deep("post-decoder-only", {"beta1": 0.0, "eps": 1e-3}),
     ],
-    ids=["inverse_sqrt, no clip", "constant, no warm-up, no decay", "beta1 0, eps 1e-3"],
+    ids=str,
 )
-@pytest.mark.deep
-def test_gate_5_other_settings(optimizer, record):
-    config = without_dropout("post-decoder-only")
-    pair = TrainingPair(config, 0.2, optimizer, TrainingConfig(steps=50))
-    record("post-decoder-only", pair.follow("5 optimizer", batches(config, 50))[1])
-
-
-@pytest.mark.parametrize("schedule", ["warmup_stable_decay", "linear"])
-@pytest.mark.parametrize("name", ["lion", "adafactor", "muon", "sgd"])
-@pytest.mark.parametrize("model", ["gpt2", "switches-encoder-decoder"])
-def test_gate_5_other_optimizers(model, name, schedule, record):
+def test_gate_5_other_optimizers_and_settings(model, settings, record):
     """All in float64, where PyTorch's Muon has bfloat16. A key bias, whose gradient is nothing but rounding errors,
     would move by their signs, so there is none."""
     config = map_stacks(without_dropout(model), key_bias=False)
-    rates = RatesConfig(matrices=0.5, tables=2.0, head=0.7, vectors=0.3)
-    optimizer = replace(OPTIMIZER, name=name, schedule=schedule, rates=rates)
-    pair = TrainingPair(config, 0.2, optimizer, TrainingConfig(steps=50, batch_size=4))
+    pair = TrainingPair(config, 0.2, replace(OPTIMIZER, **settings), TrainingConfig(steps=50, batch_size=4))
     with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
-        record(name, pair.follow("5 optimizer", batches(config, 50))[1])
+        record(settings.get("name", model), pair.follow("5 optimizer", batches(config, 50))[1])
 
 
 def test_gate_5_a_batch_without_labels():

@@ -77,20 +77,6 @@ def test_norms_of_each_layer_and_the_noise_scale():
     assert_allclose(metrics.noise, expected, rtol=1e-12)
 
 
-@pytest.mark.parametrize("remat", ["dots", "full"])
-def test_remat_keeps_less(remat):
-    """The compiled gradient of a deep stack needs less memory the more is computed again."""
-
-    def size(remat):
-        stack = replace(STACK, num_layers=12, feedforward_width=256)
-        net = transformer(replace(CONFIG, decoder=stack, compute=ComputeConfig(remat=remat)))
-        tokens = jax.ShapeDtypeStruct((16, 64), jnp.int32)
-        compiled = jax.jit(jax.grad(lambda params, tokens: net.apply(params, tokens).sum())).lower(net.shapes, tokens)
-        return compiled.compile().memory_analysis().temp_size_in_bytes
-
-    assert size(remat) < 0.7 * size("none")
-
-
 def test_bfloat16_keeps_norms_softmax_and_logits_in_float32():
     net = transformer(replace(CONFIG, compute=ComputeConfig(dtype="bfloat16")))
     params = net.init(jax.random.key(0))

@@ -480,8 +480,8 @@ class Resumption:
         self,
         state: TrainState,
         batches: grain.DatasetIterator[Batch],
-        held_out_loss: float | None = None,
-        remembered: Sequence[float] = (0,) * 6,
+        held_out_loss: float | None,
+        remembered: Sequence[float],
     ) -> None:
         """Begins to save in the background a state whose own step the reporter has found finite; it may be donated.
 

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import sys
-import types
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -153,24 +153,18 @@ def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
     with refused("--track needs trackio; pip install"):
         begin(run := tmp_path / "run", "--steps 2 --track ours")
     assert not run.exists()
-    calls = []
-
-    def init(project, name, config, resume):
-        calls.append((project, name, config["training"]["steps"], resume))
-
-        def log(figures, step):
-            calls.append({"step": step} | figures)
-
-        return types.SimpleNamespace(log=log, finish=lambda: calls.append("finished"))
-
-    trackio = types.ModuleType("trackio")
-    trackio.__spec__, trackio.init = importlib.machinery.ModuleSpec("trackio", None), init
+    trackio = Mock(__spec__=importlib.machinery.ModuleSpec("trackio", None))
     monkeypatch.setitem(sys.modules, "trackio", trackio)
     begin(run, "--steps 2 --track ours")
-    assert calls == [("ours", "run", 2, "allow"), *read_metrics(run / "metrics.jsonl"), "finished"]
+    _, told = trackio.init.call_args
+    assert told.pop("config")["training"]["steps"] == 2
+    assert told == {"project": "ours", "name": "run", "resume": "allow"}
+    tracked = trackio.init.return_value
+    assert [{**call.kwargs, **call.args[0]} for call in tracked.log.mock_calls] == read_metrics(run / "metrics.jsonl")
+    tracked.finish.assert_called_once_with()
     # It concerns no result, so that the run goes on without it.
     begin(run, "--steps 3")
-    assert calls[-1] == "finished"
+    tracked.finish.assert_called_once_with()
 
 
 def test_a_run_without_an_average_says_so(run):

@@ -150,6 +150,9 @@ def test_a_cache_gives_the_logits_of_the_full_forward_pass(name, record):
         # Kernels as they are, which are other programs, where the program is another one anyway.
         rows = 1000 if padding == "none" else 1
         record(name, of_cache(*read(params, batch_for(CONFIGS[name], padding), first=3, rows=rows)))
+    # The products of a single row are other programs.
+    batch = {key: array[:1] for key, array in batch_for(CONFIGS[name], "none").items()}
+    record(name, of_cache(*read(params, batch, first=1)))
 
 
 @pytest.mark.parametrize(
@@ -170,14 +173,6 @@ def test_windows_and_prefixes_from_a_cache(name, kind, record):
     read, everything = reader(net), batch["labels"].shape[1]
     for first, then in ((4 if "prefix" in kind else 1, (3,)), (everything, ())):
         record(name, of_cache(*read(params, batch, first, then)))
-
-
-@pytest.mark.parametrize("name", DECODERS)
-def test_a_single_row(name, record):
-    """The products of a single row are other programs."""
-    net, params = model_of(CONFIGS[name])
-    batch = {key: array[:1] for key, array in batch_for(CONFIGS[name], "none").items()}
-    record(name, of_cache(*reader(net)(params, batch, first=1)))
 
 
 @pytest.mark.parametrize("name", ["switches-decoder-only", "switches-encoder-decoder"])

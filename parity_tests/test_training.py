@@ -4,7 +4,6 @@ from dataclasses import replace
 from itertools import product
 from unittest.mock import patch
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
@@ -14,7 +13,6 @@ from jax_tformer.config.experiment import LossConfig, OptimizerConfig, RatesConf
 from jax_tformer.functional import transformer
 from jax_tformer.hub.names import slots
 from jax_tformer.model.parameters import kind_of as our_kind
-from jax_tformer.training.optimizer import learning_rate as our_rate
 from parity.gates.measure import compared, trajectory
 from parity_tests.depth import deep
 from parity_tests.pairs import random_pair
@@ -22,7 +20,6 @@ from parity_tests.training_pair import TrainingPair, same_path
 from torch_ref import reference
 from torch_ref.layers import Dropout, inject
 from torch_ref.training import kind_of as their_kind
-from torch_ref.training import learning_rate as their_rate
 from twin.cases import CONFIGS, PADDINGS, REGIMES, Lengths, batch_for, weights_for
 from twin.pair import known_zeros
 
@@ -62,34 +59,31 @@ def test_gate_5_optimizer(name, record):
         record(name, figure)
 
 
+RATES = RatesConfig(matrices=0.5, tables=2.0, head=0.7, vectors=0.3)
+OTHERS = [
+    {"name": name, "schedule": schedule}
+    for name, schedule in product(("lion", "adafactor", "muon", "sgd"), ("warmup_stable_decay", "linear"))
+]
+
+
 @pytest.mark.parametrize(
-    "optimizer",
+    "model, settings",
     [
-        replace(OPTIMIZER, schedule="inverse_sqrt", clip_norm=None),
-        replace(OPTIMIZER, schedule="constant", warmup_steps=0, weight_decay=0.0),
-        replace(OPTIMIZER, beta1=0.0, eps=1e-3),
+        *product(("gpt2", "switches-encoder-decoder"), OTHERS),
+        deep("post-decoder-only", {"schedule": "inverse_sqrt", "clip_norm": None}),
+        deep("post-decoder-only", {"schedule": "constant", "warmup_steps": 0, "weight_decay": 0.0}),
+        deep("post-decoder-only", {"beta1": 0.0, "eps": 1e-3}),
     ],
-    ids=["inverse_sqrt, no clip", "constant, no warm-up, no decay", "beta1 0, eps 1e-3"],
+    ids=str,
 )
-@pytest.mark.deep
-def test_gate_5_other_settings(optimizer, record):
-    config = without_dropout("post-decoder-only")
-    pair = TrainingPair(config, 0.2, optimizer, TrainingConfig(steps=50))
-    record("post-decoder-only", pair.follow("5 optimizer", batches(config, 50))[1])
-
-
-@pytest.mark.parametrize("schedule", ["warmup_stable_decay", "linear"])
-@pytest.mark.parametrize("name", ["lion", "adafactor", "muon", "sgd"])
-@pytest.mark.parametrize("model", ["gpt2", "switches-encoder-decoder"])
-def test_gate_5_other_optimizers(model, name, schedule, record):
+def test_gate_5_other_optimizers_and_settings(model, settings, record):
     """All in float64, where PyTorch's Muon has bfloat16. A key bias, whose gradient is nothing but rounding errors,
     would move by their signs, so there is none."""
     config = map_stacks(without_dropout(model), key_bias=False)
-    rates = RatesConfig(matrices=0.5, tables=2.0, head=0.7, vectors=0.3)
-    optimizer = replace(OPTIMIZER, name=name, schedule=schedule, rates=rates)
+    optimizer = replace(OPTIMIZER, rates=RATES, **settings)
     pair = TrainingPair(config, 0.2, optimizer, TrainingConfig(steps=50, batch_size=4))
     with patch.object(torch.Tensor, "bfloat16", torch.Tensor.clone):
-        record(name, pair.follow("5 optimizer", batches(config, 50))[1])
+        record(settings.get("name", model), pair.follow("5 optimizer", batches(config, 50))[1])
 
 
 def test_gate_5_a_batch_without_labels():
@@ -167,17 +161,12 @@ def test_masks_that_do_not_fit_are_refused_with_both_lists(change):
     assert ("surplus" in str(error.value)) == (change == "unknown")
 
 
-@pytest.mark.parametrize("name", CONFIGS)
-def test_both_sides_call_parameters_of_one_kind(name):
-    config = replace(CONFIGS[name], lora=LoraConfig(rank=2, targets=("all",)))
+CLASSIFIER = replace(CONFIGS["bert-base"], head="classify_tokens", classes=3, tied_head=False, head_bias=False)
+
+
+@pytest.mark.parametrize("config", [*CONFIGS.values(), CLASSIFIER], ids=[*CONFIGS, "a classifier"])
+def test_both_sides_call_parameters_of_one_kind(config):
+    config = replace(config, lora=LoraConfig(rank=2, targets=("all",)))
     model, held = reference(config), slots(transformer(config).shapes)
     kinds = {name: our_kind(slot.path) for name, slot in held.items()}
     assert kinds == {name: their_kind(model, parameter) for name, parameter in model.named_parameters()}
-
-
-@pytest.mark.parametrize("schedule", ["constant", "cosine", "inverse_sqrt", "linear", "warmup_stable_decay"])
-def test_schedules_agree_to_the_last_bits(schedule):
-    config = replace(OPTIMIZER, schedule=schedule)
-    rates = our_rate(config, 40)
-    expected = np.array([their_rate(config, n, 40) for n in range(50)])
-    compared("schedule", {"rate": rates(jnp.arange(50))}, {"rate": expected}, bar=1e-15).require()

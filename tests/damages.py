@@ -5,16 +5,31 @@ import os
 from jax_tformer.files import read_json, write_json
 
 
-def write(name, content):
-    """Puts other content, text or bytes, into a file; takes the file away if that is None."""
+def replace(name, make):
+    """Takes a file away; `make` may put something else at its path."""
 
     def damage(folder):
         path = folder / name
         path.unlink(missing_ok=True)
-        if content is not None:
-            path.write_bytes(content.encode() if isinstance(content, str) else content)
+        make(path)
 
     return damage
+
+
+def write(name, content):
+    """Puts other content, text or bytes, into a file; takes the file away if that is None."""
+    content = content.encode() if isinstance(content, str) else content
+    return replace(name, lambda path: content is None or path.write_bytes(content))
+
+
+def link(name, target="/dev/zero"):
+    """Puts a link in the place of a file."""
+    return replace(name, lambda path: path.symlink_to(target))
+
+
+def pipe(name):
+    """Puts a pipe in the place of a file."""
+    return replace(name, os.mkfifo)
 
 
 def cut(name, by=9):
@@ -39,26 +54,6 @@ def say(name, **values):
     def damage(folder):
         said = read_json(folder / name) | values
         write_json(folder / name, {key: value for key, value in said.items() if value is not None})
-
-    return damage
-
-
-def link(name, target="/dev/zero"):
-    """Puts a link in the place of a file."""
-
-    def damage(folder):
-        (folder / name).unlink(missing_ok=True)
-        (folder / name).symlink_to(target)
-
-    return damage
-
-
-def pipe(name):
-    """Puts a pipe in the place of a file."""
-
-    def damage(folder):
-        (folder / name).unlink(missing_ok=True)
-        os.mkfifo(folder / name)
 
     return damage
 

@@ -6,7 +6,7 @@ import json
 import re
 import shutil
 import sys
-import types
+from unittest.mock import Mock
 
 import jax
 import numpy as np
@@ -53,6 +53,10 @@ def run(ended, tmp_path):
     return shutil.copytree(ended, tmp_path / "run")
 
 
+def params_of(run, step):
+    return load_trained(RunFolder(run), step).params
+
+
 @pytest.mark.parametrize(
     "flags",
     [
@@ -63,11 +67,11 @@ def run(ended, tmp_path):
 def test_every_optimizer_and_adapters_go_on_where_they_were(begin, tmp_path, flags):
     run, flags = tmp_path / "run", f"{flags} --steps 4 --training.checkpoint-every 2"
     begin(run, flags)
-    whole, params = losses(run), load_trained(RunFolder(run), 4).params
+    whole, params = losses(run), params_of(run, 4)
     lose(run, 4)
     begin(run, flags)
     assert losses(run) == whole
-    assert_same_bits(load_trained(RunFolder(run), 4).params, params)
+    assert_same_bits(params_of(run, 4), params)
 
 
 @pytest.fixture(autouse=True)
@@ -93,7 +97,7 @@ def averaged(begin, tmp_path_factory):
 def test_an_average_goes_on_where_it_was(averaged):
     run, whole = averaged
     assert losses(run) == losses(whole)
-    assert_same_bits(*(load_trained(RunFolder(path), "average").params for path in averaged))
+    assert_same_bits(*(params_of(path, "average") for path in averaged))
     last = [row for row in read_metrics(run / "metrics.jsonl") if "val_loss" in row][-1]
     assert last["average_val_loss"] != last["val_loss"]
     assert read_json(run / "summary.json")["average_val_loss"] == last["average_val_loss"]
@@ -101,8 +105,8 @@ def test_an_average_goes_on_where_it_was(averaged):
 
 def test_the_mean_of_the_last_checkpoints_is_numpys(averaged, capsys):
     run, _ = averaged
-    each = [load_trained(RunFolder(run), step).params for step in (2, 4, 6)]
-    mean = load_trained(RunFolder(run), parse_checkpoint("last-3")).params
+    each = [params_of(run, step) for step in (2, 4, 6)]
+    mean = params_of(run, parse_checkpoint("last-3"))
     expected = jax.tree.map(lambda *x: np.mean(x, axis=0), *each)
     jax.tree.map(lambda x, y: np.testing.assert_allclose(x, y, rtol=1e-12), mean, expected)
     command = f"{run} --prompt It --max-new-tokens 3 --checkpoint"
@@ -118,16 +122,17 @@ def test_means_and_spikes_go_on_where_they_were(begin, tmp_path):
     flags += " --training.checkpoint-every 1 --training.keep-checkpoints 9 --steps 6"
     run = tmp_path / "run"
     begin(run, flags)
-    told = [
-        {name: x for name, x in row.items() if "per_second" not in name} for row in read_metrics(run / "metrics.jsonl")
-    ]
-    saved = read_json(run / "checkpoints/6/extra.json")["remembered"]
+
+    def told():
+        rows = read_metrics(run / "metrics.jsonl")
+        figures = [{name: x for name, x in row.items() if "per_second" not in name} for row in rows]
+        return figures, read_json(run / "checkpoints/6/extra.json")["remembered"]
+
+    whole = told()
     lose(run, 5, 6)
     begin(run, flags)
-    again = read_metrics(run / "metrics.jsonl")
-    assert [{name: x for name, x in row.items() if "per_second" not in name} for row in again] == told
-    assert read_json(run / "checkpoints/6/extra.json")["remembered"] == saved
-    assert saved[0] == 6
+    assert told() == whole
+    assert whole[1][0] == 6
 
 
 def test_what_is_logged_if_asked_changes_no_loss(begin, tmp_path):
@@ -148,29 +153,23 @@ def test_trackio_gets_the_rows_of_the_log(begin, tmp_path, monkeypatch):
     with refused("--track needs trackio; pip install"):
         begin(run := tmp_path / "run", "--steps 2 --track ours")
     assert not run.exists()
-    calls = []
-
-    def init(project, name, config, resume):
-        calls.append((project, name, config["training"]["steps"], resume))
-
-        def log(figures, step):
-            calls.append({"step": step} | figures)
-
-        return types.SimpleNamespace(log=log, finish=lambda: calls.append("finished"))
-
-    trackio = types.ModuleType("trackio")
-    trackio.__spec__, trackio.init = importlib.machinery.ModuleSpec("trackio", None), init
+    trackio = Mock(__spec__=importlib.machinery.ModuleSpec("trackio", None))
     monkeypatch.setitem(sys.modules, "trackio", trackio)
     begin(run, "--steps 2 --track ours")
-    assert calls == [("ours", "run", 2, "allow"), *read_metrics(run / "metrics.jsonl"), "finished"]
+    _, told = trackio.init.call_args
+    assert told.pop("config")["training"]["steps"] == 2
+    assert told == {"project": "ours", "name": "run", "resume": "allow"}
+    tracked = trackio.init.return_value
+    assert [{**call.kwargs, **call.args[0]} for call in tracked.log.mock_calls] == read_metrics(run / "metrics.jsonl")
+    tracked.finish.assert_called_once_with()
     # It concerns no result, so that the run goes on without it.
     begin(run, "--steps 3")
-    assert calls[-1] == "finished"
+    tracked.finish.assert_called_once_with()
 
 
 def test_a_run_without_an_average_says_so(run):
     with refused(r"has no average of weights: it was trained without --training\.average"):
-        load_trained(RunFolder(run), "average")
+        params_of(run, "average")
 
 
 def test_more_steps_from_the_folder_alone(begin, run, capsys):

@@ -8,7 +8,7 @@ import jax
 import numpy as np
 import pytest
 
-from jax_tformer import ComputeConfig, startup, transformer
+from jax_tformer import startup, transformer
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.training import prepare
 from jax_tformer.training.sharding import make_mesh
@@ -24,7 +24,7 @@ PART = jax.eval_shape(lambda: BATCH)
 
 
 def with_remat(remat, unroll=1):
-    return dataclasses.replace(CONFIG, compute=ComputeConfig(remat=remat, unroll=unroll))
+    return CONFIG.with_compute(remat=remat, unroll=unroll)
 
 
 def kept(remat):

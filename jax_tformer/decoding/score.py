@@ -48,8 +48,7 @@ def score(
         "sources are for encoder-decoders, which need them; expected them for these models only",
     )
     rows = [[*begin, *text] for text in texts]
-    for row in [*rows, *(sources or [])]:
-        require_ids(np.asarray(row, np.int64), net.config.vocab_size or 0)
+    require_ids(np.concatenate([*rows, *(sources or [])]), net.config.vocab_size or 0)
     for number, row in enumerate(rows, 1):
         least = "one" if begin else "two"
         require(len(row) > 1, f"text {number} has no token to score; expected at least {least}")

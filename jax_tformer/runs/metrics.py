@@ -337,7 +337,7 @@ class Reporter:
     epochs: Callable[[int], Row]
     """Says how often the data was read after so many steps."""
     mesh: Mesh
-    remembered: Sequence[float] = (0,) * 6
+    remembered: Sequence[float]
     """What an earlier session remembered."""
 
     def __post_init__(self) -> None:

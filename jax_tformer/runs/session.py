@@ -23,6 +23,7 @@ from typing import Any
 
 import grain
 import jax
+import optax
 
 from jax_tformer.config import StackConfig
 from jax_tformer.config.errors import WHY, explained, require
@@ -264,9 +265,7 @@ class Session:
     def introduction(self, state: TrainState) -> Iterator[str]:
         """Says what is trained, how and from where, a line each."""
         config = self.net.config
-        parameters, adapters = (
-            sum(leaf.size for leaf in jax.tree.leaves(params)) for params in (state.params, trained(state.params))
-        )
+        parameters, adapters = map(optax.tree.size, (state.params, trained(state.params)))
         steps = f"steps {int(state.step)} to {self.experiment.training.steps}"
         yield f"{self.run.path}: {parameters:,} parameters, {steps}, {self.devices}"
         if config.lora is not None:
@@ -480,8 +479,8 @@ class Resumption:
         self,
         state: TrainState,
         batches: grain.DatasetIterator[Batch],
-        held_out_loss: float | None = None,
-        remembered: Sequence[float] = (0,) * 6,
+        held_out_loss: float | None,
+        remembered: Sequence[float],
     ) -> None:
         """Begins to save in the background a state whose own step the reporter has found finite; it may be donated.
 

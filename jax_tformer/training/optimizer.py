@@ -11,7 +11,8 @@ from jaxtyping import Array
 
 from jax_tformer.config.experiment import OptimizerConfig, RatesConfig
 from jax_tformer.functional import Params
-from jax_tformer.model.parameters import accumulator, as_matrix, flatten, is_vector, kind_of, unflatten
+from jax_tformer.model.parameters import accumulator, as_matrix, is_vector, kind_of
+from jax_tformer.training.sharding import name_of
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Array]:
@@ -67,12 +68,7 @@ def has_decay(params: Params) -> Params:
 
 def by_path(function: Callable[..., Any], params: Params, *more: Params) -> Params:
     """Returns the tree of `function(path, leaf, ...)` over trees of parameters; what another optimizer has stays."""
-    first, *others = (flatten(tree) for tree in (params, *more))
-    made = {
-        path: x if isinstance(x, optax.MaskedNode) else function(path, x, *(tree[path] for tree in others))
-        for path, x in first.items()
-    }
-    return unflatten(made)
+    return jax.tree.map_with_path(lambda path, *leaves: function(name_of(path), *leaves), params, *more)
 
 
 def orthogonalize(path: str, update: Array) -> Array:
@@ -144,7 +140,7 @@ def scale_by_adafactor() -> optax.GradientTransformation:
             return u.reshape(grad.shape), row, column
 
         made = by_path(scaled, grads, params, state.rows, state.columns)
-        updates, rows, columns = (by_path(lambda _, three, n=n: three[n], made) for n in range(3))
+        updates, rows, columns = (jax.tree.map(lambda _, three, n=n: three[n], grads, made) for n in range(3))
         return updates, AdafactorState(steps, rows, columns)
 
     return optax.GradientTransformation(init, update)

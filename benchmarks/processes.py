@@ -15,14 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.session import (
-    Report,
-    Session,
-    by_turns,
-    make_table,
-    run_benchmark,
-    spread,
-)
+from benchmarks.session import Report, Session, by_turns, make_table, run_benchmark, spread, spreads
 from benchmarks.startup import TINY, time_programs
 from jax_tformer.config.errors import require
 from jax_tformer.config.presets import EXPERIMENTS
@@ -37,7 +30,7 @@ _NOTES = (
     "By turns: one process, two, one, ...; in brackets min..max of the turns. All devices are virtual ones of this "
     "processor, so two processes have no more cores than one. Each command ran once before, but JAX keeps programs for "
     "CPUs for the first process alone: the other one compiles every time.",
-    "first step: seconds from the start of all processes until metrics.jsonl has its line. a step: the median of a run "
+    "first_step: seconds from the start of all processes until metrics.jsonl has its line. step: the median of a run "
     "of train.py python-docs, rows of the batch split over all devices.",
     f"rows: the processor's milliseconds in which a process makes its rows of a batch of {_ROWS}.",
 )
@@ -57,27 +50,17 @@ def _measure(session: Session) -> Report:
         by_turns(calls, 1)
         session.say("one process and two, by turns ...")
         turns = by_turns(calls, session.rounds(1 if session.quick else 5))
-    trained: dict[str, dict[str, Any]] = {
-        name: {
-            "first step s": spread([turn["first_step"] for turn in taken]),
-            "a step ms": spread([turn["step"] for turn in taken], 1000),
-        }
-        for name, taken in turns.items()
-    }
+    trained: dict[str, Any] = {name: spreads(taken) for name, taken in turns.items()}
     one, two = trained.values()
     ratios = {column: two[column]["median"] / one[column]["median"] for column in one}
     session.say("rows of a batch ...")
     made = {name: _rows(name, 5 if session.quick else 200) for name in _DATA}
     rows = {share: {name: spread(made[name][share], 1000) for name in _DATA} for share in _SHARES}
     shown = [
-        make_table("one process and two", trained | {"two / one": ratios}),
+        make_table("one process and two, seconds", trained | {"two / one": ratios}),
         make_table("rows of a batch, ms", rows),
     ]
-    ours = {
-        f"{name}, {figure}": spread([turn[figure] for turn in taken])
-        for name, taken in turns.items()
-        for figure in taken[0]
-    }
+    ours = {f"{name}, {figure}": times for name, taken in trained.items() for figure, times in taken.items()}
     return Report({"trained": trained, "two_over_one": ratios, "rows": rows}, ours, shown, _NOTES)
 
 

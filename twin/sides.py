@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -119,7 +118,7 @@ class SideFailed(RuntimeError):
 class Alone:
     """A side in a new process, which holds nothing else and sleeps between calls."""
 
-    def __init__(self, kind: str, *arguments: Any, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, kind: str, *arguments: Any, environment: Mapping[str, str]) -> None:
         """Starts making the side, as `Here` does, in a process with the additional variables of `environment`.
 
         Returns at once; the first call waits until the side is ready.

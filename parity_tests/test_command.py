@@ -104,12 +104,6 @@ def test_a_file_that_changed_is_read_again(folder, capsys):
     assert "ours.py:6  return 1.0 * c / jnp.sqrt(" in capsys.readouterr().out
 
 
-def test_find_prints_json(folder, capsys):
-    assert main(f"{WRONG} --json".split()) == 1
-    found = json.loads(capsys.readouterr().out)
-    assert (found["stage"], found["ours"]["chain"]) == ("forward", ["wrong", "block", "norm"])
-
-
 @pytest.mark.parametrize(
     "command, said",
     {

@@ -317,10 +317,7 @@ def test_the_command_prints_figures_where_all_is_green(capsules, tmp_path, capsy
     "given, status, said",
     [
         (f"{HERE}:wrong", 1, f"{HERE}:wrong: gate 1 activations: "),
-        (f"{HERE}:missing", 2, "has no missing"),
         ("nowhere:side", 2, "nowhere:side: ModuleNotFoundError: No module named 'nowhere'"),
-        ("nowhere.py:side", 2, "nowhere.py:side: FileNotFoundError: [Errno 2] No such file"),
-        ("side", 2, "'side' names nothing; expected MODULE:NAME or FILE.py:NAME"),
         (f"{HERE}:INPUTS", 2, "expected a function of JAX or a torch.nn.Module"),
         (f"{HERE}:module()", 2, "weights has to say which of the module's numbers"),
         (f"{HERE}:ours --gates 7", 2, "there are no gates ('7',) here"),

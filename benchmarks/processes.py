@@ -1,7 +1,6 @@
 """Two processes beside one with as many devices, and what the rows of each cost: `python -m benchmarks.processes`."""
 
 import itertools
-import json
 import socket
 import statistics
 import sys
@@ -19,6 +18,7 @@ from benchmarks.session import Report, Session, by_turns, make_table, run_benchm
 from benchmarks.startup import TINY, time_programs
 from jax_tformer.config.errors import require
 from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.files import read_json
 
 _DEVICES = 4
 _TOGETHER = {"1 process of 4 devices": 1, "2 processes of 2 devices": 2}
@@ -66,6 +66,8 @@ def _measure(session: Session) -> Report:
 
 def _train(folder: Path, flags: Sequence[str], count: int) -> dict[str, float]:
     """Trains in `count` processes; returns the seconds to the first step's end, and of a later step."""
+    from jax_tformer.runs.metrics import read_metrics  # which imports JAX
+
     run = Path(tempfile.mkdtemp(dir=folder)) / "run"
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -76,9 +78,8 @@ def _train(folder: Path, flags: Sequence[str], count: int) -> dict[str, float]:
     xla = f"--xla_force_host_platform_device_count={_DEVICES // count}"
     extra = {"XDG_CACHE_HOME": str(folder / "cache"), "XLA_FLAGS": xla}
     first = time_programs(commands, "cpu", extra, run)["first_step"]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rates = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
-    tokens = _BATCH * json.loads((run / "config.json").read_text())["data"]["context_length"]
+    rates = [row["tokens_per_second"] for row in read_metrics(run / "metrics.jsonl") if "tokens_per_second" in row]
+    tokens = _BATCH * read_json(run / "config.json")["data"]["context_length"]
     return {"first_step": first, "step": tokens / statistics.median(rates)}
 
 

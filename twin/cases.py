@@ -24,21 +24,27 @@ VOCABULARY = 61
 
 def reduced(config: TransformerConfig) -> TransformerConfig:
     """`config` with every switch as it is, but a 16th as wide, at most 3 deep, and with 61 tokens."""
-    # Depths that differ, so that a layer of one stack cannot stand for one of the other.
-    depths = {"encoder": 2, "decoder": 3}
-    stacks = {
-        side: replace(
-            stack,
-            num_layers=min(stack.num_layers, depths[side]),
-            num_heads=min(stack.num_heads, 4),
-            feedforward_width=min(stack.feedforward_width, 80),
-            max_positions=stack.max_positions and min(stack.max_positions, 40),
+
+    def stack(old: StackConfig | None, layers: int) -> StackConfig | None:
+        if old is None:
+            return None
+        heads = min(old.num_heads, 4)
+        return replace(
+            old,
+            num_layers=min(old.num_layers, layers),
+            num_heads=heads,
+            feedforward_width=min(old.feedforward_width, 80),
+            max_positions=old.max_positions and min(old.max_positions, 40),
         )
-        for side, stack in config.stacks.items()
-    }
-    vocab_size = min(config.vocab_size or VOCABULARY, VOCABULARY)
-    d_model = config.d_model if config.d_model <= 32 else config.d_model // 16
-    return replace(config, vocab_size=vocab_size, d_model=d_model, **stacks)
+
+    return replace(
+        config,
+        vocab_size=min(config.vocab_size or VOCABULARY, VOCABULARY),
+        d_model=config.d_model if config.d_model <= 32 else config.d_model // 16,
+        # Depths that differ, so that a layer of one stack cannot stand for one of the other.
+        encoder=stack(config.encoder, 2),
+        decoder=stack(config.decoder, 3),
+    )
 
 
 _GATED = StackConfig(

@@ -12,7 +12,6 @@ from parity.gates.measure import (
     Measured,
     relative_error,
     require_comparable,
-    require_same_names,
     trajectory_bars,
     worst,
 )
@@ -169,9 +168,8 @@ def parameter_errors(
     """Measures how far apart the parameters of both sides are, relative to their size, and each from the truth.
 
     A key bias that changes nothing in exact arithmetic is measured relative to all parameters together, because its own
-    size is rounding. Raises ParityError if names, shapes, types or the places of NaN differ.
+    size is rounding. Raises ParityError if shapes, types or the places of NaN differ.
     """
-    require_same_names("5", ours, theirs)
     scales = known_zeros(config, dict(theirs))
     errors = {}
     for name in theirs:

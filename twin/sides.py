@@ -174,11 +174,12 @@ def seconds_of(call: Callable[[], object]) -> float:
     return statistics.median(seconds[1:])
 
 
-def require_loss_type(side: str, found: str, dtype: str) -> None:
-    """Raises ParityError unless the loss of a training in `dtype` is float64 or, for narrower types, float32."""
-    expected = "float64" if dtype == "float64" else "float32"
+def step_figures(side: str, metrics: Any, dtype: str, seconds: float) -> StepFigures:
+    """What a side says of a step in `dtype`; raises ParityError unless its loss is float64 or, if narrower, float32."""
+    found, expected = str(metrics.loss.dtype).removeprefix("torch."), "float64" if dtype == "float64" else "float32"
     if found != expected:
         raise ParityError(f"{side} gives the loss in {found}; expected {expected} in a comparison in {dtype}")
+    return StepFigures(float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens), seconds)
 
 
 def require_same_step(number: int, ours: StepFigures, theirs: StepFigures) -> None:

@@ -81,38 +81,6 @@ def test_every_pattern_of_einops_can_be_undone(axes, sizes):
     assert_same_bits(weights.back(params), tensors)
 
 
-def test_parts_may_be_ranges_and_single_layers_of_what_the_module_stacks():
-    """Grouped query attention: four heads of queries, then one of keys and one of values; and a stack taken apart."""
-    tensors = {"qkv": np.arange(72.0).reshape(6, 12), "up": np.arange(24.0).reshape(3, 2, 4)}
-    heads = {"query": (0, 4), "key": 4, "value": 5}
-    rows = {name: Weight("qkv", "(h c) d -> h c d", {"h": 6}, {"h": part}) for name, part in heads.items()}
-    rows |= {f"layers.{layer}.up": Weight("up", "l i o -> l i o", part={"l": layer}) for layer in range(3)}
-    weights = Weights(rows, tensors)
-    params = weights.into(tensors)
-    assert params["query"].shape == (4, 1, 12)
-    assert params["value"].shape == (1, 12)
-    assert np.array_equal(params["layers"]["2"]["up"], tensors["up"][2])
-    assert_same_bits(weights.back(params), tensors)
-
-
-def test_ours_may_be_fused_of_several_and_stacked_twice():
-    """Two heads of queries, then one of keys and one of values, in each of two groups; experts of layers."""
-    shapes = {"q": (8, 3), "k": (4, 3), "v": (4, 3)}
-    shapes |= {f"layers.{layer}.experts.{expert}.up": (3, 5) for layer in range(2) for expert in range(11)}
-    tensors = {name: numbers(*shape) for name, shape in shapes.items()}
-    wide = Weight("q", "(g r c) i -> i (g r c)", {"g": 2, "r": 2}, into={"r": (0, 2)})
-    narrow = [Weight(name, "(g c) i -> i (g r c)", {"g": 2}, into={"r": place}) for name, place in (("k", 2), ("v", 3))]
-    rows = {"qkv": [wide, *narrow], "up": ("layers.{layer}.experts.{expert}.up", "o i -> i o")}
-    weights = Weights(rows, tensors)
-    params = weights.into(tensors)
-    parts = [tensors[name].reshape(2, -1, 2, 3) for name in ("q", "k", "v")]
-    assert np.array_equal(params["qkv"], np.concatenate(parts, 1).reshape(16, 3).T)
-    assert params["up"].shape == (2, 11, 5, 3)
-    assert np.array_equal(params["up"][1, 10], tensors["layers.1.experts.10.up"].T)
-    assert weights.ours_to_theirs["qkv"] == [("q", "k", "v")]
-    assert_same_bits(weights.back(params), tensors)
-
-
 class Mixer(equinox.Module):
     layers: list[equinox.nn.Linear]
     value: jax.Array

@@ -18,6 +18,7 @@ from jax_tformer.config import DropoutConfig
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
 from jax_tformer.terminal import run_program
 from parity import Difference
+from tests.small_models import assert_same_bits
 from twin import compare, side_by_side
 from twin.jax_side import JaxSide
 from twin.options import read_plan
@@ -268,15 +269,11 @@ def test_truth_where_it_is_affordable(options, parameters, needed):
 
 
 def test_batches_are_those_of_a_training():
-    plan = plan_of(TINY)
-    batches = Batches(plan.experiment, 3)
-    tokenizer = build_tokenizer_for(plan.experiment.data)
-    training = dataclasses.replace(plan.experiment.training, seed=5)
-    trained_on = build_pipeline(plan.experiment.data, training, tokenizer).train_iterator()
-    for ours in batches(5):
-        theirs = next(trained_on)
-        assert ours.keys() == theirs.keys()
-        assert all((ours[name] == theirs[name]).all() for name in ours)
+    experiment = plan_of(TINY).experiment
+    training = dataclasses.replace(experiment.training, seed=5)
+    trained_on = build_pipeline(experiment.data, training, build_tokenizer_for(experiment.data)).train_iterator()
+    for ours, theirs in zip(Batches(experiment, 3)(5), trained_on, strict=False):
+        assert_same_bits(ours, theirs)
 
 
 @pytest.mark.deep

@@ -179,9 +179,9 @@ def _train(
 
 
 def _losses(run: Path) -> list[float]:
-    path = run / "metrics.jsonl"
-    lines = path.read_text().splitlines() if path.exists() else []
-    return [row["loss"] for row in map(json.loads, lines) if "loss" in row]
+    from jax_tformer.runs.metrics import read_metrics  # which imports JAX
+
+    return [row["loss"] for row in read_metrics(run / "metrics.jsonl") if "loss" in row]
 
 
 if __name__ == "__main__":

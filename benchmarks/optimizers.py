@@ -5,6 +5,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 from benchmarks.session import Options, Report, Session, by_turns, make_table, run_benchmark, spread
@@ -75,31 +76,22 @@ def _measure(session: Session) -> Report:
 
 
 class _Training:
-    """A training as train.py does it."""
+    """A training as train.py does it, of which nothing is written."""
 
     def __init__(self, experiment: ExperimentConfig, name: OptimizerName, rate: float) -> None:
-        from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
-        from jax_tformer.functional import transformer
+        from jax_tformer.runs import session
         from jax_tformer.runs.evaluation import Evaluator
-        from jax_tformer.startup import keep_freed_memory, set_up_jax
-        from jax_tformer.training.optimizer import optimizer
-        from jax_tformer.training.prepare import fit_to_devices, prepare
-        from jax_tformer.training.sharding import abstract_batch, make_mesh, place_batch
+        from jax_tformer.runs.folder import RunFolder
+        from jax_tformer.startup import keep_freed_memory
+        from jax_tformer.training.sharding import place_batch
 
-        data, training = experiment.data, experiment.training
-        set_up_jax(experiment.model)
-        tokenizer = build_tokenizer_for(data)
-        pipeline = build_pipeline(data, training, tokenizer)
-        mesh = make_mesh(experiment.mesh, training.batch_size)
-        shape = abstract_batch(mesh, pipeline.evaluation[0])
-        net = transformer(fit_to_devices(experiment.model.with_vocab_size(tokenizer.vocab_size), shape, mesh, 1))
         chosen = replace(experiment.optimizer, name=name, learning_rate=rate)
-        prepared = prepare(net, optimizer(chosen, training.steps), mesh, training, shape)
-        self._step: Any = prepared.step.compile()
+        began = session.Session(RunFolder(Path("runs/optimizers")), replace(experiment, optimizer=chosen), None, 0.0)
+        self._step: Any = began.prepared.step.compile()
         keep_freed_memory(self._step)
-        self._state, self._steps = prepared.first_state(None), training.steps
-        self._place, self._batches = partial(place_batch, mesh), pipeline.train
-        self._evaluate = Evaluator(net, data, pipeline, tokenizer, mesh)
+        self._state, self._steps = began.prepared.first_state(None), experiment.training.steps
+        self._place, self._batches = partial(place_batch, began.mesh), began.pipeline.train
+        self._evaluate = Evaluator(began.net, experiment.data, began.pipeline, began.tokenizer, began.mesh)
 
     def to_the_end(self) -> float:
         """Takes all steps; returns the held-out loss."""

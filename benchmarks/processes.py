@@ -1,7 +1,6 @@
 """Two processes beside one with as many devices, and what the rows of each cost: `python -m benchmarks.processes`."""
 
 import itertools
-import json
 import socket
 import statistics
 import sys
@@ -15,17 +14,11 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.session import (
-    Report,
-    Session,
-    by_turns,
-    make_table,
-    run_benchmark,
-    spread,
-)
+from benchmarks.session import Report, Session, by_turns, make_table, run_benchmark, spread, spreads
 from benchmarks.startup import TINY, time_programs
 from jax_tformer.config.errors import require
 from jax_tformer.config.presets import EXPERIMENTS
+from jax_tformer.files import read_json
 
 _DEVICES = 4
 _TOGETHER = {"1 process of 4 devices": 1, "2 processes of 2 devices": 2}
@@ -37,7 +30,7 @@ _NOTES = (
     "By turns: one process, two, one, ...; in brackets min..max of the turns. All devices are virtual ones of this "
     "processor, so two processes have no more cores than one. Each command ran once before, but JAX keeps programs for "
     "CPUs for the first process alone: the other one compiles every time.",
-    "first step: seconds from the start of all processes until metrics.jsonl has its line. a step: the median of a run "
+    "first_step: seconds from the start of all processes until metrics.jsonl has its line. step: the median of a run "
     "of train.py python-docs, rows of the batch split over all devices.",
     f"rows: the processor's milliseconds in which a process makes its rows of a batch of {_ROWS}.",
 )
@@ -57,32 +50,24 @@ def _measure(session: Session) -> Report:
         by_turns(calls, 1)
         session.say("one process and two, by turns ...")
         turns = by_turns(calls, session.rounds(1 if session.quick else 5))
-    trained: dict[str, dict[str, Any]] = {
-        name: {
-            "first step s": spread([turn["first_step"] for turn in taken]),
-            "a step ms": spread([turn["step"] for turn in taken], 1000),
-        }
-        for name, taken in turns.items()
-    }
+    trained: dict[str, Any] = {name: spreads(taken) for name, taken in turns.items()}
     one, two = trained.values()
     ratios = {column: two[column]["median"] / one[column]["median"] for column in one}
     session.say("rows of a batch ...")
     made = {name: _rows(name, 5 if session.quick else 200) for name in _DATA}
     rows = {share: {name: spread(made[name][share], 1000) for name in _DATA} for share in _SHARES}
     shown = [
-        make_table("one process and two", trained | {"two / one": ratios}),
+        make_table("one process and two, seconds", trained | {"two / one": ratios}),
         make_table("rows of a batch, ms", rows),
     ]
-    ours = {
-        f"{name}, {figure}": spread([turn[figure] for turn in taken])
-        for name, taken in turns.items()
-        for figure in taken[0]
-    }
+    ours = {f"{name}, {figure}": times for name, taken in trained.items() for figure, times in taken.items()}
     return Report({"trained": trained, "two_over_one": ratios, "rows": rows}, ours, shown, _NOTES)
 
 
 def _train(folder: Path, flags: Sequence[str], count: int) -> dict[str, float]:
     """Trains in `count` processes; returns the seconds to the first step's end, and of a later step."""
+    from jax_tformer.runs.metrics import read_metrics  # which imports JAX
+
     run = Path(tempfile.mkdtemp(dir=folder)) / "run"
     with socket.socket() as probe:
         probe.bind(("localhost", 0))
@@ -93,9 +78,8 @@ def _train(folder: Path, flags: Sequence[str], count: int) -> dict[str, float]:
     xla = f"--xla_force_host_platform_device_count={_DEVICES // count}"
     extra = {"XDG_CACHE_HOME": str(folder / "cache"), "XLA_FLAGS": xla}
     first = time_programs(commands, "cpu", extra, run)["first_step"]
-    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
-    rates = [row["tokens_per_second"] for row in rows if "tokens_per_second" in row]
-    tokens = _BATCH * json.loads((run / "config.json").read_text())["data"]["context_length"]
+    rates = [row["tokens_per_second"] for row in read_metrics(run / "metrics.jsonl") if "tokens_per_second" in row]
+    tokens = _BATCH * read_json(run / "config.json")["data"]["context_length"]
     return {"first_step": first, "step": tokens / statistics.median(rates)}
 
 

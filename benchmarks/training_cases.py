@@ -66,7 +66,7 @@ def cases(device: str, *, quick: bool) -> list[TrainingCase]:
             TrainingCase("bert-base", architecture("bert-base"), BatchShape(8, 128), rounds=2, steps=2),
         ]
     else:
-        wide = replace(small_gpt(6, 1600), vocab_size=ARCHITECTURES["gpt2"].vocab_size)
+        wide = replace(small_gpt(1600), vocab_size=ARCHITECTURES["gpt2"].vocab_size)
         large = {
             "gpt2": (architecture("gpt2"), BatchShape(16, 1024)),
             "gpt2 xl, 6 layers": (wide, BatchShape(8, 1024)),
@@ -80,10 +80,10 @@ def cases(device: str, *, quick: bool) -> list[TrainingCase]:
     return [_shrunk(case) for case in found] if quick else found
 
 
-def small_gpt(num_layers: int = 6, width: int = 384) -> TransformerConfig:
+def small_gpt(width: int = 384) -> TransformerConfig:
     """GPT-2's architecture on characters, with heads of width 64."""
     config = architecture("gpt2")
-    stack = replace(config.output_stack, num_layers=num_layers, num_heads=width // 64, feedforward_width=4 * width)
+    stack = replace(config.output_stack, num_layers=6, num_heads=width // 64, feedforward_width=4 * width)
     return replace(config, d_model=width, decoder=stack, vocab_size=65)
 
 

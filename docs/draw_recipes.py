@@ -42,8 +42,7 @@ def keep(run: Path) -> None:
 
 def read_logs(recipe: str) -> list[list[Row]]:
     """Returns the rows of every run of a recipe."""
-    logs = sorted(LOGS.glob(f"{recipe}-[0-9]*.jsonl"))
-    return [[json.loads(line) for line in log.read_text().splitlines()] for log in logs]
+    return [read_metrics(log) for log in sorted(LOGS.glob(f"{recipe}-[0-9]*.jsonl"))]
 
 
 def reached(recipe: str, figure: str) -> list[float]:

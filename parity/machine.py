@@ -22,6 +22,14 @@ def count_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
+def jax_device() -> str:
+    """Names JAX's default device: "cpu", or the kind and the name of an accelerator, which this occupies."""
+    import jax
+
+    device = jax.local_devices()[0]
+    return "cpu" if device.platform == "cpu" else f"{device.platform}: {device.device_kind}"
+
+
 def describe_processor() -> dict[str, str]:
     """Returns what Linux says about the first processor, by its names; elsewhere its "model name" alone."""
     found = {"model name": platform.processor() or platform.machine()}

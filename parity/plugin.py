@@ -16,6 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 import pytest
 
+from parity.machine import jax_device
+
 if TYPE_CHECKING:
     from parity import Difference, Measured
     from parity.report.checks import Checks
@@ -109,16 +111,9 @@ class Parity:
         from parity.differ.answer import sendable
 
         rows = [[f.gate, float(f.worst), float(f.bar), f.name] for f in figures]
-        about = {"name": name, "row": row, "figures": rows, "fault": fault or {}, "error": error, "device": _device()}
+        device = jax_device() if "jax" in sys.modules else "cpu"
+        about = {"name": name, "row": row, "figures": rows, "fault": fault or {}, "error": error, "device": device}
         self._note(about | sendable(found))
-
-
-def _device() -> str:
-    jax: Any = sys.modules.get("jax")
-    if jax is None:
-        return "cpu"
-    device = jax.local_devices()[0]
-    return "cpu" if device.platform == "cpu" else f"{device.platform}: {device.device_kind}"
 
 
 @pytest.fixture

@@ -279,22 +279,15 @@ X = {"x": np.zeros(2)}
         ({"params": X}, ParityError, r"^ours failed \(KeyError: 'kernel'\) on params"),
         ({"side": module(), "inputs": [INPUTS["x"]], "params": None}, ParityError, "theirs failed"),
         (
-            {"side": lambda p, x: x > p["x"], "inputs": [X["x"]], "params": X},
-            ParityError,
-            "ours returned no floating-point array",
-        ),
-        (
             {"side": lambda p, x: x * p["x"], "inputs": [X["x"]], "params": X | {"a": np.complex64(1)}},
             ParityError,
             "an array of complex64 cannot be compared",
         ),
         ({"path": "missing/new"}, ParityError, "cannot be written: No such file"),
         ({"path": "file/new"}, ParityError, "cannot be written"),
-        ({"gates": "1"}, ValueError, "no gates '1'"),
         ({"gates": ["5"]}, ValueError, r"no gates \['5'\]"),
         ({"params": None}, TypeError, "params are missing"),
         ({"side": 3, "params": {}}, TypeError, r"expected a function of JAX or a torch\.nn\.Module"),
-        ({"inputs": X["x"]}, TypeError, "inputs is a ndarray; expected a list"),
     ],
 )
 def test_a_capsule_is_whole_or_not_there(tmp_path, changed, error, said):
@@ -324,10 +317,7 @@ def test_the_command_prints_figures_where_all_is_green(capsules, tmp_path, capsy
     "given, status, said",
     [
         (f"{HERE}:wrong", 1, f"{HERE}:wrong: gate 1 activations: "),
-        (f"{HERE}:missing", 2, "has no missing"),
         ("nowhere:side", 2, "nowhere:side: ModuleNotFoundError: No module named 'nowhere'"),
-        ("nowhere.py:side", 2, "nowhere.py:side: FileNotFoundError: [Errno 2] No such file"),
-        ("side", 2, "'side' names nothing; expected MODULE:NAME or FILE.py:NAME"),
         (f"{HERE}:INPUTS", 2, "expected a function of JAX or a torch.nn.Module"),
         (f"{HERE}:module()", 2, "weights has to say which of the module's numbers"),
         (f"{HERE}:ours --gates 7", 2, "there are no gates ('7',) here"),

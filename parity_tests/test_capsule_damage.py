@@ -14,7 +14,7 @@ from jax_tformer.files import read_json, write_json
 from parity import judge, record
 from parity_tests.capsule_pair import INPUTS, ours, parameters, wrong
 from parity_tests.errors import parity_error
-from tests.damages import cut, every, swap, write
+from tests.damages import cut, every, flip_bit, swap, write
 
 
 @pytest.fixture(scope="module")
@@ -41,12 +41,6 @@ def forged(change=lambda about: None, part="weights", tensors=None):
         write_json(capsule / ABOUT, about)
 
     return forge
-
-
-def flipped(capsule):
-    path = capsule / "float32.safetensors"
-    data = path.read_bytes()
-    path.write_bytes(data[:-1] + bytes([data[-1] ^ 1]))
 
 
 def pickled(capsule):
@@ -81,7 +75,7 @@ DAMAGES = {
     "no digest": (swap(ABOUT, b'"digest"', b'"digested"'), "its digest differs"),
     "not a number": (swap(ABOUT, b'"by_name": true', b'"by_name": NaN'), "is damaged: ValueError"),
     "a part gone": (write("float64.safetensors", None), "No such file or directory"),
-    "a bit flipped": (flipped, "its SHA-256 differs"),
+    "a bit flipped": (flip_bit(), "its SHA-256 differs"),
     "cut and forged": (every(cut("inputs.safetensors", 1), forged()), "is damaged: SafetensorError"),
     "a pickle": (pickled, "is damaged: SafetensorError"),
     "a tensor gone": (forged(tensors=lambda held: held.pop("bias")), "does not contain tensor bias"),

@@ -16,15 +16,15 @@ import torch
 
 from jax_tformer.config import DropoutConfig
 from jax_tformer.data.pipeline import build_pipeline, build_tokenizer_for
-from jax_tformer.terminal import Interruption, run_program
+from jax_tformer.terminal import run_program
 from parity import Difference
-from tests.several_processes import run_alone
+from tests.small_models import assert_same_bits
 from twin import compare, side_by_side
 from twin.jax_side import JaxSide
 from twin.options import read_plan
 from twin.progress import LiveView
 from twin.report_page import FILES
-from twin.side_by_side import SAME, Batches, Needs, measure_alone
+from twin.side_by_side import SAME, Batches
 from twin.sides import Setting
 from twin.torch_side import TorchSide
 
@@ -269,34 +269,18 @@ def test_truth_where_it_is_affordable(options, parameters, needed):
 
 
 def test_batches_are_those_of_a_training():
-    plan = plan_of(TINY)
-    batches = Batches(plan.experiment, 3)
-    tokenizer = build_tokenizer_for(plan.experiment.data)
-    training = dataclasses.replace(plan.experiment.training, seed=5)
-    trained_on = build_pipeline(plan.experiment.data, training, tokenizer).train_iterator()
-    for ours in batches(5):
-        theirs = next(trained_on)
-        assert ours.keys() == theirs.keys()
-        assert all((ours[name] == theirs[name]).all() for name in ours)
+    experiment = plan_of(TINY).experiment
+    training = dataclasses.replace(experiment.training, seed=5)
+    trained_on = build_pipeline(experiment.data, training, build_tokenizer_for(experiment.data)).train_iterator()
+    for ours, theirs in zip(Batches(experiment, 3)(5), trained_on, strict=False):
+        assert_same_bits(ours, theirs)
 
 
 @pytest.mark.deep
-def test_each_framework_alone():
-    plan = plan_of(TINY)
-    batches = Batches(plan.experiment, 3)
-    model = plan.experiment.model.with_vocab_size(batches.vocab_size)
-    setting = Setting(model, plan.experiment.optimizer, plan.experiment.training, "cpu")
-    side = JaxSide(setting)
-    side.start(0, None)
-    alone = measure_alone(setting, side.parameters(), batches(0), False, Interruption())
-    for needs in alone.values():
-        assert isinstance(needs, Needs), needs
-        assert 50e6 < needs.memory_before <= needs.peak_memory < 5e9
-        assert needs.step_seconds > 0
-        assert needs.product_rate > 1e9
-        assert needs.device_memory is None
-
-
-def test_the_torch_side_imports_no_jax():
-    program = "import sys, compare, twin.torch_side; sys.exit('jax' in sys.modules)"
-    run_alone(["-c", program])
+def test_each_framework_alone(run):
+    run(f"{TINY} --out report --steps 3")
+    for needs in report()["alone"].values():
+        assert 50e6 < needs["memory_before"] <= needs["peak_memory"] < 5e9
+        assert needs["step_seconds"] > 0
+        assert needs["product_rate"] > 1e9
+        assert needs["device_memory"] is None

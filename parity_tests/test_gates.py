@@ -11,10 +11,9 @@ from torch import nn
 
 from parity import Difference, ParityError
 from parity import check_parity as check_and_explain
-from parity.gates.bridge import Bridge
 from parity.gates.check import OwnPair
 from parity.gates.projection import Inputs
-from parity.gates.torch_side import TorchSide
+from parity.gates.torch_side import TorchSide, backward
 from parity_tests.errors import parity_error
 from parity_tests.small_modules import Module, linear_rows, numbers
 
@@ -83,17 +82,13 @@ def detached(params, x):
 @pytest.mark.parametrize(
     "function, message",
     [
-        (changed(lambda array: array.astype(jnp.float32)), "mine: z: dtypes differ: ours float32, theirs float64"),
-        (
-            changed(lambda array: array.at[2, 1].set(jnp.nan)),
-            r"NaN at 1 places in ours and 0 in theirs; at \[2, 1\] ours is nan, theirs ",
-        ),
-        (changed(lambda array: array[:3]), r"z: shapes differ: ours \[3, 4\], theirs \[5, 4\]"),
-        (lambda params, x: {"y": x, "a": x}, r"only ours has \['y'\], only theirs has \['hidden', 'output', 'z'\]"),
+        (changed(lambda array: array[:3]), r"mine: z: shapes differ: ours \[3, 4\], theirs \[5, 4\]"),
         (off, "mine: gate 1 activations: 1.00e-09 >  1e-12"),
         (detached, r"gate 2 gradients: 1.00e\+00 >  1e-12 \(norm.bias\)"),
-        (lambda params, x: params["kernel"], r"ours failed \(KeyError: 'kernel'\) on params .*'up.kernel': \[4, 6\]"),
-        (lambda params, x: x.T @ params["up"]["kernel"], r"ours failed \(TypeError: .* and inputs \[\[5, 4\]\]"),
+        (
+            lambda params, x: x.T @ params["up"]["kernel"],
+            r"ours failed \(TypeError: .* on params .*'up.kernel': \[4, 6\].* and inputs \[\[5, 4\]\]",
+        ),
         (lambda params, x: (x, (x, None)), r"only ours has \['0', '1.0'\], only theirs has \['a', 'hidden'"),
         (lambda params, x: {"a.b": x, "a": {"b": x}}, r"ours returned two outputs by one name: \['a.b', 'a.b'\]"),
         (lambda params, x: {"hidden": x, "output": x[:0]}, "ours returned an empty output"),
@@ -203,15 +198,10 @@ def test_a_red_gate_5_is_explained_with_the_weights_of_its_steps(module):
 
 
 def test_gradients_are_taken_where_they_are_switched_off():
-    layer = nn.Linear(4, 4)
-
-    def theirs(module, inputs):
-        return module(inputs["x"]).sum(), {"output": module(inputs["x"])}
-
-    bridge = Bridge(lambda params, inputs: (0.0, {}), theirs, layer, dict, dict, "float32")
+    held = {"x": torch.ones(3, requires_grad=True)}
     with torch.no_grad():
-        found = bridge.run_torch({"x": np.ones((2, 4), np.float32)})
-    assert (found.gradients["bias"] == 2).all()
+        _, gradients, _ = backward(held, lambda: (2 * held["x"].sum(), {}))
+    assert (gradients["x"] == 2).all()
 
 
 @pytest.mark.parametrize("function, line", [(off, "array * (1 + 1e-9)"), (detached, "stop_gradient")])

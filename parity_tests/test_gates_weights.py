@@ -15,7 +15,7 @@ from torch import nn
 from parity import Weight, first_difference
 from parity import check_parity as check_and_explain
 from parity_tests.errors import parity_error
-from parity_tests.small_modules import Tied, numbers
+from parity_tests.small_modules import Tied, linear_rows, numbers
 
 check_parity = partial(check_and_explain, explain=False)
 WIDTH, HEADS, LAYERS = 4, 2, 3
@@ -75,7 +75,7 @@ def normed():
     return module
 
 
-NORMED = {"layers.0.kernel": ("0.weight", "o i -> i o"), "layers.0.bias": "0.bias"}
+NORMED = linear_rows("0", ours="layers.")
 NORMED |= {"layers.1.scale": "1.weight", "layers.1.bias": "1.bias"}
 NORMED |= {"layers.1.mean": "1.running_mean", "layers.1.var": "1.running_var"}
 
@@ -109,16 +109,15 @@ def test_a_state_of_nnx_with_running_statistics():
 def test_a_count_among_the_weights():
     """BatchNorm counts its batches, in whole numbers: they go into our parameters and have no gradient."""
 
-    def function(p, x):
-        layers = p["layers"]
-        y = x @ layers["0"]["kernel"] + layers["0"]["bias"][None]
-        norm = layers["1"]
-        y = (y - norm["mean"][None]) / jnp.sqrt(norm["var"][None] + 1e-5) * norm["scale"][None] + norm["bias"][None]
-        return jnp.where(norm["count"] == 1, y, jnp.nan)
+    function, state = with_nnx()
 
-    weights = NORMED | {"layers.1.count": "1.num_batches_tracked"}
-    assert len(check_parity(function, normed(), weights, [X[0]])) == 5
-    assert not first_difference(function, normed(), weights, [X[0]])
+    def counted(p, x):
+        return jnp.where(p["count"] == 1, function(p["model"], x), jnp.nan)
+
+    weights = {f"model.{path}": row for path, row in NORMED.items()} | {"count": "1.num_batches_tracked"}
+    like = {"model": state, "count": np.array(0)}
+    assert len(check_parity(counted, normed(), weights, [X[0]], like=like)) == 5
+    assert not first_difference(counted, normed(), weights, [X[0]], like=like)
 
 
 class Perceptron(equinox.Module):

@@ -1,5 +1,7 @@
 """`match_weights` finds what one side fuses and the other keeps apart, in both directions."""
 
+from itertools import product
+
 import einops
 import jax
 import jax.numpy as jnp
@@ -175,16 +177,18 @@ FORMS = {
 """Whether layers are one array, whether experts are, and whether gate and up are."""
 
 
+def path_of(form, layer, expert, name):
+    """Of an array; a number that is a place on an axis of it is not in its path."""
+    layers, experts, _ = FORMS[form]
+    return "layers" + f".{layer}" * (not layers) + ".experts" + f".{expert}" * (not experts) + f".{name}"
+
+
 def paths_in(form):
     """Every array of two layers of three experts by its path, with its shape."""
     layers, experts, fused = FORMS[form]
-    found = {}
-    for layer, expert in np.ndindex(1 if layers else 2, 1 if experts else 3):
-        path = ("layers" if layers else f"layers.{layer}") + (".experts" if experts else f".experts.{expert}")
-        sizes = {"gate_up": (14, WIDTH), "down": SIZES["down"]} if fused else SIZES
-        lead = (2,) * layers + (3,) * experts
-        found |= {f"{path}.{name}": (*lead, *size) for name, size in sizes.items()}
-    return found
+    sizes = {"gate_up": (14, WIDTH), "down": SIZES["down"]} if fused else SIZES
+    lead = (2,) * layers + (3,) * experts
+    return {path_of(form, *place, name): (*lead, *sizes[name]) for place in np.ndindex(2, 3) for name in sizes}
 
 
 def mixture(form, weights, x, np):
@@ -192,21 +196,13 @@ def mixture(form, weights, x, np):
     layers, experts, fused = FORMS[form]
 
     def weight(layer, expert, name):
-        path = ("layers" if layers else f"layers.{layer}") + (".experts" if experts else f".experts.{expert}")
-        array = weights[f"{path}.{name}"]
-        array = array[layer] if layers else array
-        return array[expert] if experts else array
+        return weights[path_of(form, layer, expert, name)][(layer,) * layers + (expert,) * experts]
 
-    for layer in range(2):
-        for expert in range(3):
-            names = ("gate_up",) if fused else ("gate", "up")
-            gate, up = np.split(np.concatenate([weight(layer, expert, n) for n in names]), *SPLITS[np])
-            x = x + (np.tanh(x @ gate.T * (expert + 1)) * (x @ up.T)) @ weight(layer, expert, "down").T
+    for layer, expert in product(range(2), range(3)):
+        names = ("gate_up",) if fused else ("gate", "up")
+        gate, up = np.concatenate([weight(layer, expert, name) for name in names]).reshape(2, -1, WIDTH)
+        x = x + (np.tanh(x @ gate.T * (expert + 1)) * (x @ up.T)) @ weight(layer, expert, "down").T
     return x
-
-
-SPLITS = {jnp: (2,), torch: (7,)}
-"""What `split` is given for two halves."""
 
 
 class Mixture(nn.Module):

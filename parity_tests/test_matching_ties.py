@@ -46,34 +46,33 @@ def test_square_matrices_in_a_list_without_names(transposed, backwards):
 
 @pytest.mark.parametrize("layout", ["OIH", "HIO", "HOI"])
 def test_kernels_with_as_many_inputs_as_outputs(layout):
+    """Their norms go by each other's names; PyTorch's own have no derivative by running statistics."""
+    leaves = {"mean": "running_mean", "var": "running_var", "scale": "weight", "bias": "bias"}
+
     def convolve(p, x):
         dimensions = ("NCH", layout, "NCH")
         return jax.lax.conv_general_dilated(x, p["w"], (1,), "VALID", dimension_numbers=dimensions) + p["b"][:, None]
 
+    def norm(p, x):
+        mean, var, scale, bias = (p[leaf][:, None] for leaf in leaves)
+        return (x - mean) / jnp.sqrt(var + 1e-5) * scale + bias
+
     def ours(p, x):
-        x, norm = convolve(p["c1"], x), {name: leaf[:, None] for name, leaf in p["norm"].items()}
-        x = (x - norm["mean"]) / jnp.sqrt(norm["var"] + 1e-5) * norm["scale"] + norm["bias"]
-        return convolve(p["c2"], jax.nn.relu(x))
+        return norm(p["norm1"], convolve(p["c2"], jax.nn.relu(norm(p["norm2"], convolve(p["c1"], x)))))
 
     sizes = {"O": 6, "I": 6, "H": 3}
     layer = {"w": shape(*(sizes[axis] for axis in layout)), "b": shape(6)}
-    params = {"c1": layer, "c2": layer, "norm": {name: shape(6) for name in ("mean", "var", "scale", "bias")}}
-    images = numbers(2, 6, 9)
-    convolutions = dict.fromkeys(("first", "second"), lambda: nn.Conv1d(6, 6, 3))
+    statistics = dict.fromkeys(leaves, shape(6))
     theirs = Module(
-        lambda self, x: self.second(torch.relu(self.bn(self.first(x)))), **convolutions, bn=lambda: nn.BatchNorm1d(6)
+        lambda self, x: self.bn2(self.second(torch.relu(self.bn1(self.first(x))))),
+        **dict.fromkeys(("first", "second"), lambda: nn.Conv1d(6, 6, 3)),
+        **dict.fromkeys(("bn1", "bn2"), lambda: nn.BatchNorm1d(6)),
     )
-    match = verified(params, theirs, ours, [images])
-    assert names(match) == {
-        "c1.w": "first.weight",
-        "c1.b": "first.bias",
-        "c2.w": "second.weight",
-        "c2.b": "second.bias",
-        "norm.mean": "bn.running_mean",
-        "norm.var": "bn.running_var",
-        "norm.scale": "bn.weight",
-        "norm.bias": "bn.bias",
-    }
+    params = {"c1": layer, "c2": layer, "norm1": statistics, "norm2": statistics}
+    match = verified(params, theirs, ours, [numbers(2, 6, 9)])
+    convolutions = {"c1.w": "first.weight", "c1.b": "first.bias", "c2.w": "second.weight", "c2.b": "second.bias"}
+    norms = {f"norm{n}.{leaf}": f"bn{3 - n}.{their}" for n in (1, 2) for leaf, their in leaves.items()}
+    assert names(match) == convolutions | norms
 
 
 def test_names_of_pytorchs_transformer():
@@ -128,26 +127,3 @@ def test_names_that_mean_nothing():
     assert likely <= {"down"}, "the others have a rival of their shape"
     match = verified(params, unnamed, ours, [X])
     assert names(match) == {"scale": "td", "bias": "tc", "gate": "te", "up": "ta", "down": "tf"}
-
-
-def test_running_statistics_are_told_apart():
-    """PyTorch's own norm has no derivative by them."""
-
-    def norm(p, x):
-        return (x - p["mean"]) / jnp.sqrt(p["var"] + 1e-5) * p["scale"] + p["bias"]
-
-    def ours(p, x):
-        x = jnp.tanh(norm(p["bn2"], x @ p["up"]["kernel"] + p["up"]["bias"]))
-        return norm(p["bn1"], jax.nn.relu(x @ p["down"]["kernel"] + p["down"]["bias"]))
-
-    statistics = {name: shape(6) for name in ("mean", "var", "scale", "bias")}
-    params = {"up": linear_shapes(WIDTH, 6), "down": linear_shapes(6, 6), "bn1": statistics, "bn2": statistics}
-    theirs = Module(
-        lambda self, x: self.bn2(torch.relu(self.down(torch.tanh(self.bn1(self.up(x)))))),
-        up=lambda: nn.Linear(WIDTH, 6),
-        down=lambda: nn.Linear(6, 6),
-        **dict.fromkeys(("bn1", "bn2"), lambda: nn.BatchNorm1d(6)),
-    )
-    match = verified(params, theirs, ours, [X[0]])
-    assert names(match)["bn1.mean"] == "bn2.running_mean"
-    assert names(match)["bn2.var"] == "bn1.running_var"

@@ -39,8 +39,12 @@ def test_what_is_equal_passes_whichever_framework_has_it(ours, theirs):
     [
         ({"x": X}, {"x": X * (1 + 2e-12)}, "2.00e-12 >  1e-12"),
         ({"x": X}, {"x": X[:2]}, "shapes differ"),
-        ({"x": X}, {"x": X.astype(np.float32)}, "dtypes differ"),
-        ({"x": X}, {"x": np.where(X > 1.9, np.nan, X)}, "NaN at 0 places in ours and 2"),
+        ({"x": X}, {"x": X.astype(np.float32)}, "x: dtypes differ: ours float64, theirs float32"),
+        (
+            {"x": X},
+            {"x": np.where(X > 1.9, np.nan, X)},
+            r"NaN at 0 places in ours and 2 in theirs; at \[2, 2\] ours is 1.909, theirs nan",
+        ),
         ({"x": np.where(X > 1.9, np.inf, X)}, {"x": X}, "infinity at 2 places in ours"),
         ({"x": X, "y": X}, {"x": X, "z": X}, r"only ours has \['y'\], only theirs has \['z'\]"),
         ({}, {}, "nothing to compare"),

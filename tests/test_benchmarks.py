@@ -114,7 +114,7 @@ def test_figures_name_the_gpu(tmp_path, monkeypatch):
 
 
 def test_torch_alone_loads_no_other_framework():
-    code = "import sys, benchmarks.sides.reference; print({'jax', 'flax', 'transformers'} & set(sys.modules))"
+    code = "import sys, compare, benchmarks.sides.reference; print({'jax', 'flax', 'transformers'} & set(sys.modules))"
     assert run_alone(["-c", code])[0] == "set()\n", "its memory would be counted as PyTorch's"
 
 

@@ -22,9 +22,9 @@ ALL = {(row, gate): 5.44e-16 for row in ("gpt2", "switches-encoder-decoder, 520 
 """Two rows, one with a long name, by all gates."""
 
 
-def run(*tests, others=0):
+def run(*tests, **more):
     """What the plugin gathers from tests: (name, outcome, a function that calls the fixture)."""
-    checks = Checks(others=others)
+    checks = Checks(**more)
     for name, outcome, measure in tests:
         notes = [{}]
         said = ""
@@ -67,28 +67,23 @@ def written(checks, folder):
 
 
 @pytest.mark.parametrize(
-    "tests, others, said",
+    "tests, more, said",
     [
-        ([("a", "passed", of(5e-16))], 0, "GREEN: 1 figure, none above its bar (tests: 1 passed)"),
+        ([("a", "passed", of(5e-16))], {}, "GREEN: 1 figure, none above its bar (tests: 1 passed)"),
         (
             [("a", "passed", of(5e-16)), ("b", "passed", fault)],
-            0,
+            {},
             "GREEN: 1 figure, none above its bar; 1 planted fault, each seen (tests: 2 passed)",
         ),
-        ([("a", "failed", of(1e-4))], 0, "RED: 1 figure above the bar, 1 failed test (tests: 1 failed)"),
-        ([("a", "passed", of(1e-16))], 2, "RED: 2 other failed tests (tests: 1 passed)"),
-        ([("a", "", lambda parity: None)], 0, "RED: no figure was measured (tests: 1 passed)"),
-        ([], 0, "RED: no test used the parity fixture"),
+        ([("a", "failed", of(1e-4))], {}, "RED: 1 figure above the bar, 1 failed test (tests: 1 failed)"),
+        ([("a", "passed", of(1e-16))], {"others": 2}, "RED: 2 other failed tests (tests: 1 passed)"),
+        ([("a", "passed", of(1e-16))], {"interrupted": True}, "RED: the run was interrupted (tests: 1 passed)"),
+        ([("a", "", lambda parity: None)], {}, "RED: no figure was measured (tests: 1 passed)"),
+        ([], {}, "RED: no test used the parity fixture"),
     ],
 )
-def test_the_verdict(tests, others, said):
-    assert run(*tests, others=others).verdict() == said
-
-
-def test_a_run_that_was_interrupted_is_red():
-    checks = run(("a", "passed", of(5e-16)))
-    checks.interrupted = True
-    assert checks.verdict() == "RED: the run was interrupted (tests: 1 passed)"
+def test_the_verdict(tests, more, said):
+    assert run(*tests, **more).verdict() == said
 
 
 @pytest.mark.parametrize("value", [2e-12, math.nan, math.inf, -math.inf, -1.0])

@@ -27,8 +27,9 @@ def main(arguments: Sequence[str]) -> int:
 
     from jax_tformer.startup import set_up_jax
     from parity.gates.measure import ParityError
+    from parity.machine import jax_device
     from twin.jax_side import JaxSide, full_precision
-    from twin.machine import common_device, describe_machine, jax_device
+    from twin.machine import common_device, describe_machine
     from twin.progress import LiveView
     from twin.record import Record, SeedRecord
     from twin.report import Findings

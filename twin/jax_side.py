@@ -15,7 +15,7 @@ from jax_tformer.startup import set_up_jax
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, train_step
 from twin.dropout import masks_of_step
-from twin.sides import Masks, Setting, StepFigures, Tensors, require_loss_type, seconds_of
+from twin.sides import Masks, Setting, StepFigures, Tensors, seconds_of, step_figures
 
 
 class JaxSide:
@@ -81,8 +81,7 @@ class JaxSide:
         started = time.perf_counter()
         self._state, metrics = jax.block_until_ready(self._step(self._state, placed))
         seconds = time.perf_counter() - started
-        require_loss_type(self.name, str(metrics.loss.dtype), self._compute.dtype)
-        return StepFigures(float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens), seconds)
+        return step_figures(self.name, metrics, self._compute.dtype, seconds)
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Returns the current parameters, by the names of `torch_ref`."""

@@ -60,14 +60,6 @@ def describe_machine(device: str) -> Machine:
     )
 
 
-def jax_device() -> str:
-    """Names JAX's default device, for `describe_machine`. Occupies the device: do not call it while others need it."""
-    import jax
-
-    device = jax.local_devices()[0]
-    return "cpu" if device.platform == "cpu" else f"{device.platform}: {device.device_kind}"
-
-
 def common_device() -> Literal["cpu", "gpu"]:
     """Names the kind of device that both frameworks use, which is JAX's default.
 

@@ -24,8 +24,7 @@ from torch_ref.layers import inject
 from torch_ref.training import apply_to_batch as apply_theirs
 from torch_ref.training import cross_entropy
 from twin.dropout import drawn_masks
-from twin.reference_loss import cross_entropy as cross_entropy_sum
-from twin.reference_loss import mean_cross_entropy
+from twin.reference_loss import mean_cross_entropy, token_losses
 
 OPTIMISED = {"xla_backend_optimization_level": 3, **fusion_emitters(True)}
 """Compiles as outside of the tests, where conftest.py switches optimisation off."""
@@ -96,8 +95,8 @@ class Pair(Bridge):
         if self.config.head == "none":
             return _activations(outputs, _mean_squares(outputs, lambda x: x.astype(accumulator(x.dtype))))
         logits = outputs.logits if outputs.logits.ndim == 3 else outputs.logits[:, None]
-        losses = jax.vmap(jax.vmap(_token_loss))(logits, batch["labels"])
-        return _activations(outputs, mean_cross_entropy(logits, batch["labels"]), losses)
+        loss = mean_cross_entropy(logits, batch["labels"])
+        return _activations(outputs, loss, token_losses(logits, batch["labels"]))
 
     def _theirs(self, model: Any, batch: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
         outputs: Outputs = apply_theirs(model, batch)
@@ -107,10 +106,6 @@ class Pair(Bridge):
         logits = outputs.logits if outputs.logits.ndim == 3 else outputs.logits[:, None]
         losses = F.cross_entropy(logits.flatten(0, 1), batch["labels"].flatten(), reduction="none")
         return _activations(outputs, cross_entropy(logits, batch["labels"]), losses.view(batch["labels"].shape))
-
-
-def _token_loss(logits: jax.Array, label: jax.Array) -> jax.Array:
-    return cross_entropy_sum(logits[None, None], label[None, None])[0]
 
 
 def _mean_squares(outputs: Any, widened: Callable[[Any], Any]) -> Any:

@@ -2,7 +2,7 @@
 
 import statistics
 import time
-from types import TracebackType
+from contextlib import ExitStack
 
 from rich.live import Live
 from rich.table import Table
@@ -17,24 +17,17 @@ PLAIN_SECONDS, _REFRESH_SECONDS = 10.0, 0.25
 """Seconds between two lines without a terminal, and between two refreshes of the table on one."""
 
 
-class LiveView:
+class LiveView(ExitStack):
     """Shows both sides next to each other. Draws between steps only, because a thread would disturb the timing."""
 
     def __init__(self, steps: int, seeds: int, sides: tuple[Side, Side]) -> None:
+        super().__init__()
         self._console = PatientConsole(highlight=False, soft_wrap=True)
-        self._live = Live(console=self._console, auto_refresh=False) if self._console.is_terminal else None
+        table = Live(console=self._console, auto_refresh=False)
+        self._live = self.enter_context(table) if self._console.is_terminal else None
         self._steps, self._seeds, self._sides = steps, seeds, sides
         self._first = self._shown = 0.0
         self._done = 0
-
-    def __enter__(self) -> "LiveView":
-        if self._live:
-            self._live.start()
-        return self
-
-    def __exit__(self, kind: type | None, error: BaseException | None, trace: TracebackType | None) -> None:
-        if self._live:
-            self._live.stop()
 
     def say(self, line: str) -> None:
         """Prints a permanent line."""

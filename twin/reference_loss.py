@@ -9,10 +9,10 @@ from jax_tformer.config.experiment import CROSS_ENTROPY, LossConfig
 from jax_tformer.model.parameters import accumulator
 
 
-def cross_entropy(
+def token_losses(
     logits: Float[Array, "B T V"], labels: Int[Array, "B T"], loss: LossConfig = CROSS_ENTROPY
-) -> tuple[Float[Array, ""], Int[Array, ""]]:
-    """The sum of -log p(label) over the labels that count, in nats, and how many these are.
+) -> Float[Array, "B T"]:
+    """-log p(label) in nats, and 0 for labels that do not count.
 
     With smoothing e the target distribution is (1 - e) on the label plus e / V on every token (Szegedy et al., 2016,
     as in section 5.4 of the paper). The z-loss adds its factor times the square of the logits' log-sum-exp. Computed in
@@ -26,12 +26,17 @@ def cross_entropy(
         losses = (1 - smoothing) * losses - smoothing * log_probabilities.mean(-1)
     if loss.z_loss > 0:
         losses += loss.z_loss * jnp.square(jax.nn.logsumexp(logits.astype(losses.dtype), axis=-1))
-    return jnp.where(counted, losses, jnp.zeros_like(losses)).sum(), counted.sum()
+    return jnp.where(counted, losses, jnp.zeros_like(losses))
 
 
-def mean_cross_entropy(
+def cross_entropy(
     logits: Float[Array, "B T V"], labels: Int[Array, "B T"], loss: LossConfig = CROSS_ENTROPY
-) -> Float[Array, ""]:
+) -> tuple[Float[Array, ""], Int[Array, ""]]:
+    """The sum over the labels that count, and how many these are."""
+    return token_losses(logits, labels, loss).sum(), (labels != IGNORED).sum()
+
+
+def mean_cross_entropy(logits: Float[Array, "B T V"], labels: Int[Array, "B T"]) -> Float[Array, ""]:
     """The mean over the labels that count; 0, with zero gradients, where none does."""
-    total, count = cross_entropy(logits, labels, loss)
+    total, count = cross_entropy(logits, labels)
     return total / jnp.maximum(count, 1)

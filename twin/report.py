@@ -41,8 +41,8 @@ class Findings:
     parameters: int
     machine: Machine
     torch_threads: int
-    alone: dict[str, Needs | str]
-    """Side -> what it needs alone, or why that is unknown; empty if not measured."""
+    alone: dict[str, Needs]
+    """Side -> what it needs alone; empty if not measured."""
     stopped: str | None
     """Why the comparison ended early; None if it did not."""
     where: Difference | str | None = None
@@ -197,7 +197,7 @@ class Findings:
             "spread": spread(self.record),
             "parameter_errors": {name: error._asdict() for name, error in self.record.parameters().items()},
             "speed": {side: speed_figures(self.record, side) for side in self.sides},
-            "alone": {side: asdict(x) if isinstance(x, Needs) else {"error": x} for side, x in self.alone.items()},
+            "alone": self.alone,
             "other_work": self.record.other_work(),
             "machine": asdict(self.machine) | {"torch_threads": self.torch_threads},
         }

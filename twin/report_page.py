@@ -5,21 +5,21 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, StrictUndefined
 from markupsafe import Markup
 
 from jax_tformer.config.errors import InputError
 from jax_tformer.files import require_writable, write_json
 from parity.differ.answer import Difference
 from parity.gates.measure import TRAJECTORY_FACTOR, TRAJECTORY_FLOOR
-from parity.report.page import page
+from parity.report.page import render
 from twin.record import PARTED, Record
 from twin.report import Findings
 from twin.report_plots import draw
 from twin.side_by_side import ALONE_STEPS
 
 FILES = ("report.html", "report.json", "curves.csv", "loss.png", "difference.png", "parameters.png")
-_BODY = """
+_TEMPLATE = """{% extends "page.html" %}
+{% block body %}
 {%- macro row(name, figures, field, form, unit=1) %}
 <tr><td>{{ name }}</td>
 {%- for side in sides %}
@@ -188,10 +188,8 @@ rates of one large product before you conclude anything about the frameworks.</p
 {% endfor %}
 </tbody></table>
 <p class="note">Every field of the experiment is in report.json, every step in curves.csv.</p>
+{% endblock %}
 """
-_TEMPLATE = Environment(autoescape=True, trim_blocks=True, lstrip_blocks=True, undefined=StrictUndefined).from_string(
-    _BODY
-)
 
 
 @dataclass(frozen=True)
@@ -248,21 +246,19 @@ def report_page(findings: Findings, report: dict[str, Any], pictures: dict[str, 
         f" The area is what gate 6 allows JAX: up to {TRAJECTORY_FACTOR:g} times PyTorch's largest distance so far "
         f"from the float64 training, + {TRAJECTORY_FLOOR:.0e}, while PyTorch is within {PARTED:g} nats of it."
     )
-    body = _TEMPLATE.render(
-        {
-            **report,
-            "said": findings.statements(),
-            "where": where,
-            "pictures": {name: Markup(svg) for name, svg in pictures.items()},
-            "training": report["experiment"]["training"],
-            "optimizer": ", ".join(f"{name} {value}" for name, value in report["experiment"]["optimizer"].items()),
-            "processor": str(findings.machine),
-            "sides": findings.sides,
-            "truth": record.has("truth"),
-            "judged": record.judged,
-            "allowance": allowance if record.judged else "",
-            "worst": sorted(errors, key=lambda name: -errors[name]["difference"])[:5],
-            "alone_steps": ALONE_STEPS,
-        }
-    )
-    return page(f"{findings.plan.name}: JAX and PyTorch", body)
+    shown: dict[str, Any] = report | {
+        "title": f"{findings.plan.name}: JAX and PyTorch",
+        "said": findings.statements(),
+        "where": where,
+        "pictures": {name: Markup(svg) for name, svg in pictures.items()},
+        "training": report["experiment"]["training"],
+        "optimizer": ", ".join(f"{name} {value}" for name, value in report["experiment"]["optimizer"].items()),
+        "processor": str(findings.machine),
+        "sides": findings.sides,
+        "truth": record.has("truth"),
+        "judged": record.judged,
+        "allowance": allowance if record.judged else "",
+        "worst": sorted(errors, key=lambda name: -errors[name]["difference"])[:5],
+        "alone_steps": ALONE_STEPS,
+    }
+    return render(_TEMPLATE, **shown)

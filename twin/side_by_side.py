@@ -3,7 +3,6 @@
 import dataclasses
 import statistics
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
 from itertools import islice
 from typing import Any
 
@@ -132,26 +131,21 @@ def where_sides_part(
         return where_they_part(pair, wide(batch), name) or SAME
 
 
-@dataclass(frozen=True)
-class Needs:
-    """What one framework needed alone, in bytes and seconds."""
+Needs = dict[str, float | str | None]
+"""What one framework needed alone, in bytes and seconds; or the `error` for which that is unknown:
 
-    peak_memory: int
-    """Peak of the process: interpreter, libraries, compiler, parameters, optimizer, activations."""
-    memory_before: int
-    """Peak of the same process after importing the libraries, before building anything."""
-    device_memory: int | None
-    """Peak on the accelerator; None without one."""
-    step_seconds: float
-    """Median, without the first step."""
-    product_rate: float
-    """Floating-point operations per second in one large square matrix product of the comparison's type."""
+- `peak_memory` of the process: interpreter, libraries, compiler, parameters, optimizer, activations
+- `memory_before`: the same after importing the libraries, before building anything
+- `device_memory`: the peak on the accelerator; None without one
+- `step_seconds`: the median, without the first step
+- `product_rate`: floating-point operations per second in one large square matrix product of the comparison's type
+"""
 
 
 def measure_alone(
     setting: Setting, weights: Tensors, batches: Iterable[Tensors], compiled: bool, stop: Interruption
-) -> dict[str, Needs | str]:
-    """Measures what "jax" and "torch" each need on the first of `batches`; if that fails, returns the reason instead.
+) -> dict[str, Needs]:
+    """Measures what "jax" and "torch" each need on the first of `batches`.
 
     In the comparing process both share memory and caches, so here each trains for a few steps in a process of its own.
     """
@@ -160,7 +154,7 @@ def measure_alone(
         "torch": ("twin.torch_side:TorchSide", "PyTorch", setting, compiled),
     }
     first = list(islice(batches, ALONE_STEPS))
-    found: dict[str, Needs | str] = {}
+    found: dict[str, Needs] = {}
     for name, made in makers.items():
         side = Alone(*made, environment=HUGE_PAGES if setting.device == "cpu" else {})
         try:
@@ -170,15 +164,15 @@ def measure_alone(
                 if stop.signal is not None:
                     raise SideFailed("interrupted")
                 seconds.append(side.call("step", batch, None).seconds)
-            found[name] = Needs(
-                peak_memory=side.call("peak_memory"),
-                memory_before=side.call("libraries_memory"),
-                device_memory=side.call("device_memory"),
-                step_seconds=statistics.median(seconds[1:] or seconds),
-                product_rate=side.call("product_rate", 1024 if setting.device == "cpu" else 8192),
-            )
+            found[name] = {
+                "peak_memory": side.call("peak_memory"),
+                "memory_before": side.call("libraries_memory"),
+                "device_memory": side.call("device_memory"),
+                "step_seconds": statistics.median(seconds[1:] or seconds),
+                "product_rate": side.call("product_rate", 1024 if setting.device == "cpu" else 8192),
+            }
         except SideFailed as error:
-            found[name] = str(error)
+            found[name] = {"error": str(error)}
         finally:
             side.close()
     return found

@@ -13,7 +13,6 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from types import MappingProxyType
 from typing import Any, NamedTuple, Protocol
 
 import numpy as np
@@ -119,7 +118,7 @@ class SideFailed(RuntimeError):
 class Alone:
     """A side in a new process, which holds nothing else and sleeps between calls."""
 
-    def __init__(self, kind: str, *arguments: Any, environment: Mapping[str, str] = MappingProxyType({})) -> None:
+    def __init__(self, kind: str, *arguments: Any, environment: Mapping[str, str]) -> None:
         """Starts making the side, as `Here` does, in a process with the additional variables of `environment`.
 
         Returns at once; the first call waits until the side is ready.
@@ -175,11 +174,12 @@ def seconds_of(call: Callable[[], object]) -> float:
     return statistics.median(seconds[1:])
 
 
-def require_loss_type(side: str, found: str, dtype: str) -> None:
-    """Raises ParityError unless the loss of a training in `dtype` is float64 or, for narrower types, float32."""
-    expected = "float64" if dtype == "float64" else "float32"
+def step_figures(side: str, metrics: Any, dtype: str, seconds: float) -> StepFigures:
+    """What a side says of a step in `dtype`; raises ParityError unless its loss is float64 or, if narrower, float32."""
+    found, expected = str(metrics.loss.dtype).removeprefix("torch."), "float64" if dtype == "float64" else "float32"
     if found != expected:
         raise ParityError(f"{side} gives the loss in {found}; expected {expected} in a comparison in {dtype}")
+    return StepFigures(float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens), seconds)
 
 
 def require_same_step(number: int, ours: StepFigures, theirs: StepFigures) -> None:

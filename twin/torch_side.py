@@ -13,7 +13,7 @@ from parity.gates.measure import ParityError, require_same_names
 from parity.gates.torch_side import from_torch, to_torch
 from torch_ref import reference
 from torch_ref.training import Trainer
-from twin.sides import Masks, Setting, StepFigures, Tensors, require_loss_type, seconds_of
+from twin.sides import Masks, Setting, StepFigures, Tensors, seconds_of, step_figures
 
 
 class TorchSide:
@@ -45,18 +45,18 @@ class TorchSide:
     def start(self, seed: int, weights: Tensors | None) -> None:
         """Resets the training to `weights`, which are required because this side draws none."""
         if weights is None:
-            raise ValueError("the PyTorch side starts from given weights only")
+            raise ValueError(f"{self.name} starts from given weights only")
+        self._load(weights)
+        torch.manual_seed(seed)
+        self._trainer = Trainer(self._model, self._setting.optimizer, self._setting.training)
+
+    def _load(self, weights: Tensors) -> None:
         own = self._model.state_dict()
         require_same_names("5", weights, own)
         for name, array in weights.items():
             if tuple(own[name].shape) != array.shape:
                 raise ParityError(f"{name}: shapes differ: JAX {list(array.shape)}, PyTorch {list(own[name].shape)}")
             own[name].copy_(to_torch(array.copy()))
-        self._train(seed)
-
-    def _train(self, seed: int) -> None:
-        torch.manual_seed(seed)
-        self._trainer = Trainer(self._model, self._setting.optimizer, self._setting.training)
 
     def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
         """Makes one update with these dropout masks, if any; autocasts parameters wider than the arithmetic."""
@@ -78,8 +78,7 @@ class TorchSide:
             raise InputError(f"torch.compile does not work here ({reason}); leave --torch-compile out") from error
         self._wait()
         seconds = time.perf_counter() - started
-        require_loss_type(self.name, str(metrics.loss.dtype).removeprefix("torch."), compute.dtype)
-        return StepFigures(float(metrics.loss), float(metrics.gradient_norm), int(metrics.tokens), seconds)
+        return step_figures(self.name, metrics, compute.dtype, seconds)
 
     def parameters(self) -> dict[str, np.ndarray]:
         """Returns the current parameters."""

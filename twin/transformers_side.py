@@ -55,12 +55,8 @@ class TransformersSide(TorchSide):
             raise InputError(f"this transformers ({transformers.__version__}) has no class {self._architecture!r}")
         super().__init__("transformers", setting)
 
-    def start(self, seed: int, weights: Tensors | None) -> None:
-        """Resets the training to `weights`, which are named as torch_ref's."""
-        if weights is None:
-            raise ValueError("the transformers side starts from given weights only")
+    def _load(self, weights: Tensors) -> None:
         load_arrays(self._model.inner, to_huggingface(self._architecture, self._config, weights)[1])
-        self._train(seed)
 
     def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
         """Makes one update; there is no dropout, and `masks` must be None."""

@@ -24,7 +24,7 @@ from transformers import (
 )
 
 from benchmarks.sides import Decoded, Training, draw_weights
-from benchmarks.sides.reference import fuse
+from benchmarks.sides.reference import TorchDecoding, fuse
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape
 from jax_tformer.config import TransformerConfig
 from jax_tformer.functional import transformer
@@ -32,7 +32,7 @@ from jax_tformer.hub.families import to_huggingface
 from torch_ref.training import StepMetrics, adamw, tokens_read
 from twin.jax_side import reference_shapes
 from twin.sides import Setting, Tensors
-from twin.torch_side import TorchSide, device_memory, torch_device
+from twin.torch_side import TorchSide
 from twin.transformers_side import load_arrays
 
 CacheKind = Literal["dynamic", "static", "static compiled"]
@@ -115,13 +115,11 @@ def training(config: TransformerConfig, shape: BatchShape, device: str, compiled
     return Training(HuggingFace("HF", Setting(config, OPTIMIZER, TRAINING, device), compiled), config, shape)
 
 
-class Decoding:
+class Decoding(TorchDecoding):
     """`generate` with one kind of cache."""
 
     def __init__(self, config: TransformerConfig, device: str, cache: CacheKind) -> None:
-        self._device, self._model = torch_device(device), same_model(config)
-        self._model.to(self._device).eval()
-        self._translates = config.encoder is not None
+        super().__init__(same_model(config), config, device)
         self._options: dict[str, Any] = {} if cache == "dynamic" else {"cache_implementation": "static"}
         if cache == "static compiled":
             compiling: Any = CompileConfig(mode="default" if device == "cpu" else "reduce-overhead")
@@ -148,7 +146,3 @@ class Decoding:
         found = self._model.generate(tokens, attention_mask=mask, pad_token_id=0, **options).cpu().numpy()
         seconds = time.perf_counter() - began
         return Decoded(seconds, found[:, prefix:].astype(np.int32))
-
-    def device_memory(self) -> int | None:
-        """As torch's allocator counts it."""
-        return device_memory(self._device)

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,15 +37,26 @@ def fuse(optimizer: torch.optim.Optimizer) -> None:
         group["fused"] = True
 
 
-class Decoding:
+class TorchDecoding:
+    """A model of PyTorch on one device, without dropout."""
+
+    def __init__(self, model: Any, config: TransformerConfig, device: str) -> None:
+        self._device = torch_device(device)
+        self._model, self._translates = model.to(self._device).eval(), config.encoder is not None
+
+    def device_memory(self) -> int | None:
+        """As torch's allocator counts it."""
+        return device_memory(self._device)
+
+
+class Decoding(TorchDecoding):
     """The whole forward pass for every token. It also judges where sides disagree."""
 
     def __init__(self, config: TransformerConfig, device: str) -> None:
-        self._device, self._model = torch_device(device), reference(config)
-        drawn = draw_weights({name: tuple(x.shape) for name, x in self._model.state_dict().items()})
-        self._model.load_state_dict({name: torch.from_numpy(x) for name, x in drawn.items()})
-        self._model.to(self._device).eval()
-        self._translates = config.encoder is not None
+        model = reference(config)
+        drawn = draw_weights({name: tuple(x.shape) for name, x in model.state_dict().items()})
+        model.load_state_dict({name: torch.from_numpy(x) for name, x in drawn.items()})
+        super().__init__(model, config, device)
 
     def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:
         """Greedy search alone."""
@@ -60,10 +72,6 @@ class Decoding:
         """How far apart the logits of two tokens are, after `prompt` and the new tokens `before`."""
         logits = self._logits([prompt], np.array([before], np.int32))[0]
         return abs(float(logits[one] - logits[other]))
-
-    def device_memory(self) -> int | None:
-        """As torch's allocator counts it."""
-        return device_memory(self._device)
 
     @torch.inference_mode()
     def _logits(self, prompts: Sequence[Sequence[int]], found: np.ndarray) -> torch.Tensor:

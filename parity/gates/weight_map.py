@@ -103,10 +103,7 @@ class Weights:
         return nested(flat) if self.like is None else replaced(self.like, flat)
 
     def into(self, tensors: Tensors) -> Any:
-        """Our parameters, made of the module's tensors, in their types.
-
-        Raises ParityError for tensors that are missing or have another shape than those that the mapping was made for.
-        """
+        """Our parameters, made of the module's tensors, which have the shapes of the mapping, in their types."""
         return self.tree(self.flat(tensors))
 
     def back(self, params: Any) -> Tensors:
@@ -220,12 +217,6 @@ class Row:
 
     def ours(self, tensors: Tensors) -> np.ndarray:
         """Our parameter: a view where one tensor holds it alone, as far as its axes allow."""
-        if missing := [name for name in self.names if name not in tensors]:
-            raise ParityError(f"there are no tensors {missing}, which the weight mapping names: {sorted(tensors)}")
-        for piece in self.pieces:
-            for name in piece.names:
-                if (shape := tuple(tensors[name].shape)) != piece.theirs:
-                    raise ParityError(f"{name} is {list(shape)}; the weight mapping was made for {list(piece.theirs)}")
         if len(self.names) == 1:
             return self.pieces[0].layout.seen(np.asarray(tensors[self.names[0]])).reshape(self.shape)
         made = np.empty(self.shape, np.result_type(*(tensors[name] for name in self.names)))

@@ -7,7 +7,6 @@ is `Markup`. `{% from "table.html" import table %}` gives it tables that scroll 
 from typing import Any
 
 from jinja2 import DictLoader, Environment, StrictUndefined
-from markupsafe import Markup
 
 _PAGE = """<!doctype html>
 <html lang="en">
@@ -54,7 +53,7 @@ code { font: .85em ui-monospace, monospace; }
 </style>
 </head>
 <body>
-{% block body %}{{ body }}{% endblock %}
+{% block body %}{% endblock %}
 </body>
 </html>
 """
@@ -83,8 +82,3 @@ _ENVIRONMENT = Environment(
 def render(template: str, **names: Any) -> str:
     """What a Jinja template says of `names`."""
     return _ENVIRONMENT.from_string(template).render(names)
-
-
-def page(title: str, body: str) -> str:
-    """An HTML document with this title and body (HTML, already escaped)."""
-    return _ENVIRONMENT.get_template("page.html").render(title=title, body=Markup(body))

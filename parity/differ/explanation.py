@@ -30,7 +30,7 @@ from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, first_move, is_in_order, lost_order, origin_of_order, reordered_choice
 from parity.differ.parts import match_in_parts
 from parity.differ.row_sets import is_routed, is_whole
-from parity.differ.substitution import WAYS, exchanged, experiment, of_same_weight, repaired
+from parity.differ.substitution import GOES_ON, WAYS, exchanged, experiment, of_same_weight, repaired
 from parity.differ.values import GRADIENT, Site, Value, Values
 from parity.differ.weights import Held, other_layers, other_weights, read_by_both, unread_weights
 from parity.gates.measure import ParityError
@@ -181,7 +181,7 @@ class _Parting:
         if forward and not (wrong or what or hidden) and (shown := exchanged(first, second)):
             return self._confirmed(*shown)
         lines = self._at_the_lines(wrong, code, what, by_numbers, hidden, origin)
-        return lines if lines.sure or not found else replace(found, kind=None)
+        return lines if lines.sure or not found else found
 
     def other_lines(self, answer: Difference) -> tuple[Site, ...]:
         """The lines of ours beside that of an answer which may be the one."""
@@ -203,7 +203,7 @@ class _Parting:
     def _at_the_choice(self, i: int, j: int, proved: bool) -> Difference:
         """Where both choose, and what theirs chooses mends all."""
         sites = self.sides[0].site(i), self.sides[1].site(j)
-        said = "the two choose otherwise here: with what theirs chooses, ours goes on as theirs does"
+        said = f"the two choose otherwise here; with what theirs chooses{GOES_ON}"
         return Difference(self.stage, *sites, _agreeing(self.first, self.second), said, True, proved, **self.about)
 
     def _origin(self) -> Origin:

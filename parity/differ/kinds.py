@@ -59,18 +59,13 @@ def _constants_added(ours: Start, theirs: Start) -> str | None:
         mine, their = ours.values.rows[i], theirs.values.rows[j]
         if not all(re.fullmatch(r"(aten\.|prims\.)?add_?(_any)?", row.operation) for row in (mine, their)):
             continue
-        here, there = added(ours.values, mine), added(theirs.values, their)
+        here, there = _added(ours.values, mine), _added(theirs.values, their)
         if len(here) == len(there) == 1 and here != there and ours.values.equals(mine.inputs) & set(their.inputs):
-            return another_constant(here[0], there[0])
+            return f"another constant is added: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
     return None
 
 
-def another_constant(ours: float, theirs: float) -> str:
-    """The sentence about an eps."""
-    return f"another constant is added: {ours:.6g} in ours, {theirs:.6g} in theirs"
-
-
-def added(values: Values, row: Value) -> list[float]:
+def _added(values: Values, row: Value) -> list[float]:
     """The constants that an addition adds: literals, or values of one number."""
     before = map(values.rows.__getitem__, row.inputs)
     numbers = [value.largest for value in before if not value.data and math.prod(value.shape) == 1]

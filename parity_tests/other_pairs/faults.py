@@ -143,7 +143,7 @@ _OF_PAIRS = {
             "(xz, xr, xn), (hz, hr, hn) = ",
             "new = jnp.tanh(xn + reset * hn)",
             "gru",
-            "and the other way round",
+            "exchanged, ours goes on as theirs does",
         ),
         Fault(
             "update gate the other way round",

@@ -1029,6 +1029,23 @@ def test_a_gradient_that_is_stopped_before_a_norm_is_named():
     assert found.theirs.operation == "aten.detach"
 
 
+@pytest.mark.parametrize("side", ["ours", "theirs"])
+def test_a_weight_that_one_side_detaches_is_named(side):
+    def forward(m, x):
+        weight = m.up.weight.detach() if side == "theirs" else m.up.weight
+        h = torch.tanh(x @ weight.T)
+        return torch.tanh((h + m.down(h)) @ m.down.weight)
+
+    def ours(p, x):
+        h = jnp.tanh(x @ (jax.lax.stop_gradient(p["up"]) if side == "ours" else p["up"]).T)
+        return jnp.tanh((h + h @ p["down"].T) @ p["down"])
+
+    found = part(ours, forward, names=("up", "down"))
+    assert found.verdict.startswith("sure")
+    assert "it is detached" in found.kind
+    assert getattr(found, side).operation in ("stop_gradient", "aten.detach")
+
+
 def layer_norm_in_steps(m, h):
     h = h.view(h.shape) - h.mean(-1, keepdim=True)
     return h * torch.rsqrt(h.square().mean(-1, keepdim=True) + 1e-5) * m.norm.weight + m.norm.bias

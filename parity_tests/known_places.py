@@ -70,7 +70,7 @@ _MASK = "Mask.boolean Mask.softmax masked_softmax"
 _KEPT = (
     "drop Dropout.__call__ Dropout.keep keep_mask site_key layer_keys",
     "forward Dropout.forward",
-    "where ours reads | where theirs reads",
+    "in its place",
 )
 _PLACES = {
     "GELU: tanh instead of erf": (
@@ -87,7 +87,7 @@ _PLACES = {
         f"visible faults.py {_DECODER}",
         "the mask differs at 264 of 972 places: only ours",
     ),
-    "positions off by one": ("position_ids angles sinusoidal", "faults.py position_ids", "where theirs reads"),
+    "positions off by one": ("position_ids angles sinusoidal", "faults.py position_ids", "in its place"),
     "rotary: interleaved instead of halves": ("rotate", "faults.py"),
     "cross-attention: query and memory swapped": (
         "Linear.__call__",
@@ -101,9 +101,9 @@ _PLACES = {
     "post-norm instead of pre-norm": (
         "Norm.__call__ Block.__call__ Block._add",
         f"{_NORM} {_ENCODER} {_ENCODER}.query {_ENCODER}.key {_ENCODER}.value encoder.blocks.0",
-        "high.mean(-1, keepdims=True)` here, theirs goes on as without it",
+        "high.mean(-1, keepdims=True)` here; without that, ours goes on as theirs does",
     ),
-    "residual from the normalised input": ("Block._add", "faults.py encoder.blocks.0", "where ours reads"),
+    "residual from the normalised input": ("Block._add", "faults.py encoder.blocks.0", "in its place"),
     "padding_idx: one row gets no gradient": (
         "Table.__call__",
         "target_embedding target_embedding.tokens faults.py",
@@ -128,7 +128,7 @@ _PLACES = {
         f"visible {_DECODER} {_ENCODER}",
         "the mask differs at 66 of 1176 places: only theirs masks",
     ),
-    "segments: positions go on": ("position_ids sinusoidal angles", "position_ids", "where ours reads"),
+    "segments: positions go on": ("position_ids sinusoidal angles", "position_ids", "in its place"),
     "segments: ignored by cross-attention": (
         f"{_MASK} mask_faults.py",
         f"visible {_CROSS}",
@@ -147,7 +147,7 @@ _PLACES = {
         "visible mask_faults.py",
         "the mask differs at 24 of 1176 places: only ours",
     ),
-    "grouped heads tiled: einsum": (f"{_SCORES} quiet_faults.py", _DECODER, "are exchanged"),
+    "grouped heads tiled: einsum": (f"{_SCORES} quiet_faults.py", _DECODER, "exchanged"),
     faults.DROPOUT.name: ("drop Dropout.__call__", "faults.py", "1.1111 | 0.9 | a dropout of 0.1"),
     "forward pass drops by one key in all layers": _KEPT,
     "forward pass drops one mask in both residual branches": _KEPT,

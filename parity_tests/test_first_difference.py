@@ -137,11 +137,16 @@ def test_an_equal_pair_is_equal(module):
         ("leak", 'if fault == "leak"', "blocks.0", "only theirs masks key 1 from query 0"),
         ("heads", ".reshape(batch, length, width)", "blocks.0.output", "the same numbers in another order"),
         ("residual", 'if fault == "residual"', "blocks.0", ""),
-        ("no bias", "jax.nn.gelu(up", "blocks.0.up", "theirs adds blocks.0.up.bias here, ours goes on as without it"),
+        (
+            "no bias",
+            "jax.nn.gelu(up",
+            "blocks.0.up",
+            "theirs adds blocks.0.up.bias here; without that, theirs goes on as ours does",
+        ),
         ("gelu", "jax.nn.gelu(up", "blocks.0", "another activation: GELU (tanh) in ours, GELU (erf) in theirs"),
         ("float32", "active.astype(jnp.float32)", "blocks.0.down", "ours lowers the type here: float64 to float32"),
         ("dropout", "active / 0.9", "blocks.0.down", "ours divides by 0.9 (a dropout of 0.1?)"),
-        ("positions", 'p["positions"]', "", "where theirs reads `x = self.embedding(ids) + self.positions("),
+        ("positions", 'p["positions"]', "", "; with `x = self.embedding(ids) + self.positions("),
     ],
 )
 def test_forward(module, fault, line, module_path, kind):

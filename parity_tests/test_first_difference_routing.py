@@ -100,8 +100,8 @@ def test_sorting_and_masks_are_the_same(descending):
         ("scores", "2 * scores", "self.gate(tokens)", ""),
         ("weights", "weights.reshape(-1)[order]", "weights.sum(-1", ""),
         ("activation", 'fault == "activation"', "F.silu", ""),
-        ("half", "hidden * 0.5", "hidden @ self.down[expert]", "ours multiplies by 0.5 here, theirs goes on"),
-        ("residual", "mixed + tokens", "self.output(mixed)", "ours adds input 0 here, theirs goes on"),
+        ("half", "hidden * 0.5", "hidden @ self.down[expert]", "ours multiplies by 0.5 here; without that"),
+        ("residual", "mixed + tokens", "self.output(mixed)", "ours adds input 0 here; without that"),
     ],
 )
 def test_a_fault_among_experts_is_found(fault, line, their_line, kind, descending):
@@ -114,9 +114,13 @@ def test_a_fault_among_experts_is_found(fault, line, their_line, kind, descendin
 @pytest.mark.parametrize(
     "fault, line, kind",
     [
-        ("bias", "jax.lax.top_k(groups, 2)[0].sum(-1)", "theirs adds bias here, ours goes on as without it"),
+        (
+            "bias",
+            "jax.lax.top_k(groups, 2)[0].sum(-1)",
+            "theirs adds bias here; without that, theirs goes on as ours does",
+        ),
         ("groups", 'fault == "groups"', ""),
-        ("after", 'fault == "after"', "ours multiplies by 0.5 here, theirs goes on as without it"),
+        ("after", 'fault == "after"', "ours multiplies by 0.5 here; without that, ours goes on as theirs does"),
     ],
 )
 def test_what_chooses_is_named_and_not_what_is_chosen(fault, line, kind):
@@ -246,7 +250,7 @@ def test_rows_of_another_index_are_named_by_what_they_are_taken_by(line):
     weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
     found = first_difference(forward, theirs, weights, [numbers(4, WIDTH), edges], backward=False)
     assert line in found.ours.source
-    assert found.kind == "ours reads another part of input 1 than theirs"
+    assert found.kind == "ours reads input 1; with another part of input 1 in its place, ours goes on as theirs does"
     assert found.confirmed
 
 

@@ -114,7 +114,7 @@ def test_experts_in_one_product_and_one_by_one():
     assert not asked(batched, theirs, weights)
     found = asked(partial(batched, power=3), theirs, weights)
     assert found.ours.source == "hidden = hidden**power"
-    assert found.kind == "ours applies integer_pow here, theirs goes on as without it"
+    assert found.kind == "ours applies integer_pow here; without that, ours goes on as theirs does"
 
 
 def test_a_gradient_is_found_where_layers_have_stacks_of_experts():
@@ -150,7 +150,9 @@ def test_what_mends_one_output_alone_is_not_sure():
 
     found = asked(ours, of_linear(forward))
     assert not found.sure
-    assert found.kind is None  # "ours multiplies by 0.5 here, theirs goes on as without it" mends the total
+    assert (
+        found.kind is None
+    )  # "ours multiplies by 0.5 here; without that, ours goes on as theirs does" mends the total
 
 
 def test_a_mask_of_a_large_negative_number_hides_nothing():
@@ -528,7 +530,7 @@ def test_scaling_at_another_place_is_not_what_is_wrong_with_scores():
     names = ("query", "key", "value")
     module = Module(forward, **dict.fromkeys(names, lambda: nn.Linear(4, 4, bias=False)))
     found = first_difference(ours, module, {name: f"{name}.weight" for name in names}, [NUMBERS], backward=False)
-    assert found.kind == "ours applies abs here, theirs goes on as without it"
+    assert found.kind == "ours applies abs here; without that, ours goes on as theirs does"
 
 
 def test_another_number_that_stands_in_the_program_is_told():

@@ -36,7 +36,7 @@ class Difference:
     agreed: tuple[tuple[Site, Site], ...] = ()
     """(ours, theirs) of the values before it that still agree."""
     kind: str | None = None
-    """What kind of difference it is, where numbers or an experiment show it; "perhaps" where they do not prove it."""
+    """What kind of difference it is ("perhaps" where the numbers do not prove it), or what an experiment showed."""
     sure: bool = False
     """Whether the numbers or an experiment prove it, or both places read the same agreed values. Otherwise they are
     where to look first, and no more. Where it is not `confirmed`, the verdict is "likely"."""

@@ -10,7 +10,7 @@ from parity.differ.alignment import CHOSEN, Start, starts
 from parity.differ.confirmation import Change, Mended, mended
 from parity.differ.element_order import distance, in_shape, without_copies
 from parity.differ.row_sets import is_whole
-from parity.differ.substitution import told_of
+from parity.differ.substitution import GOES_ON, told_of
 from parity.differ.values import Values
 
 _BACK = 4
@@ -76,9 +76,8 @@ def other_rows(ours: Start, theirs: Start) -> tuple[str, bool] | None:
             mends = mended((values, theirs.values), 0, Change(i, changed.pop(i), changed), (ours, theirs))
             if mends > Mended.NOT_ALL:
                 here_by, there_by = (told_of(values, each[0]) for each in alike)
-                what = f"{here_by} where theirs reads {there_by}"
-                what = what if here_by != there_by else f"another part of {here_by} than theirs"
-                return f"ours reads {what}", mends is Mended.ALL
+                other = there_by if here_by != there_by else f"another part of {here_by}"
+                return f"ours reads {here_by}; with {other} in its place{GOES_ON}", mends is Mended.ALL
     return None
 
 

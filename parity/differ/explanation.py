@@ -1,9 +1,8 @@
 """Looks at the place where two sides part, and makes the answer of it."""
 
 import math
-import operator
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -29,14 +28,12 @@ from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
 from parity.differ.origin_of_order import Origin, first_move, is_in_order, lost_order, origin_of_order, reordered_choice
 from parity.differ.parts import match_in_parts
-from parity.differ.row_sets import is_routed, is_whole
-from parity.differ.substitution import WAYS, exchanged, experiment, of_same_weight, repaired
-from parity.differ.values import GRADIENT, Site, Value, Values
+from parity.differ.row_sets import is_routed
+from parity.differ.substitution import GOES_ON, WAYS, exchanged, experiment, of_same_weight, repaired
+from parity.differ.values import Site, Value, Values
 from parity.differ.weights import Held, other_layers, other_weights, read_by_both, unread_weights
 from parity.gates.measure import ParityError
 
-Gradients = tuple[set[str], set[str]]
-"""The weights of theirs whose gradients differ, and all that have a gradient."""
 _POSITIONS = 500
 """With so many positions, angles that are a little wrong show."""
 _PAIRS = 4
@@ -81,11 +78,9 @@ def explain_stage(
     held_by: Held,
     name: str,
     accepted: Accepted,
-    trained: Collection[str] = (),
 ) -> Difference:
     """The answer, from the outputs of both sides that differ, of which `errors` has the relative errors; no more than
-    these where `accepted` postpones it, and that they are the same where a table in float32 explains it. On the way
-    back, `trained` are the weights that have a gradient."""
+    these where `accepted` postpones it, and that they are the same where a table in float32 explains it."""
     ours, theirs = sides
     finite = [error for error in errors.values() if np.isfinite(error)]
     most = max(BAR, accepted.bar)
@@ -120,7 +115,7 @@ def explain_stage(
         return answer if answer.sure or stage == "backward" else replace(answer, others=parting.other_lines(answer))
     if stage == "forward" and (shown := experiment(sides, first, second, found)):
         return Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.confirmed, **about)
-    return _one_sided(stage, first or second, theirs if first else ours, about, (set(errors), set(trained)), held_by)
+    return _one_sided(stage, first or second, theirs if first else ours, about)
 
 
 @dataclass
@@ -181,7 +176,7 @@ class _Parting:
         if forward and not (wrong or what or hidden) and (shown := exchanged(first, second)):
             return self._confirmed(*shown)
         lines = self._at_the_lines(wrong, code, what, by_numbers, hidden, origin)
-        return lines if lines.sure or not found else replace(found, kind=None)
+        return lines if lines.sure or not found else found
 
     def other_lines(self, answer: Difference) -> tuple[Site, ...]:
         """The lines of ours beside that of an answer which may be the one."""
@@ -203,7 +198,7 @@ class _Parting:
     def _at_the_choice(self, i: int, j: int, proved: bool) -> Difference:
         """Where both choose, and what theirs chooses mends all."""
         sites = self.sides[0].site(i), self.sides[1].site(j)
-        said = "the two choose otherwise here: with what theirs chooses, ours goes on as theirs does"
+        said = f"the two choose otherwise here; with what theirs chooses{GOES_ON}"
         return Difference(self.stage, *sites, _agreeing(self.first, self.second), said, True, proved, **self.about)
 
     def _origin(self) -> Origin:
@@ -359,41 +354,17 @@ def _handing(values: Values, number: int) -> Site | None:
     return values.site(of[0]) if of else None
 
 
-def _one_sided(
-    stage: Stage, start: Start | None, other: Values, about: dict[str, Any], gradients: Gradients, held_by: Held
-) -> Difference:
+def _one_sided(stage: Stage, start: Start | None, other: Values, about: dict[str, Any]) -> Difference:
     """One side computes what the other does not: where a gradient is cut, nothing is there to be compared."""
     assert start is not None
-    values, row = start.values, start.row
-    met: list[int] = []
-    said, sure = None, stage != "backward"
-    if not sure:
-        said = f"{values.side} hands a gradient back here, {other.side} does not"
-        met = [j for i in anchors(start) for j in values.equal[i]]
-    site = None
-    if met:
-        around = _around(other, met)
-        # A weight that is stopped, or what is stopped on one side alone: both may stop the maximum in a softmax.
-        handed = {row.forward for row in values.rows if row.backward}
-        handed |= {n for n, row in enumerate(values.rows) if GRADIENT + row.name in values.outputs}
-        both = {j for _, j in stopped(values)}
-        cut = [
-            k
-            for k, i in stopped(other)
-            if not (around.isdisjoint((k, i)) or _cancels(other, k))
-            and (equal := set(other.equal.get(i, ()))).isdisjoint(both)
-            and ((other.rows[i].kind == "parameter" and not equal) or not handed.isdisjoint(equal))
-            and operator.ge(*hidden_by(other, k, values if values.side == "theirs" else other, gradients, held_by))
-        ]
-        site = other.site(cut[0]) if cut else other.made(met[0])
-        if cut:
-            said = f"{said}: it is detached"
-        elif _hands_back(other, around, row.shape):
-            said = None
-        sure = bool(cut)
+    values, row, forward = start.values, start.row, stage != "backward"
+    met = [] if forward else [j for i in anchors(start) for j in values.equal[i]]
+    cut = not forward and not (met and _hands_back(other, _around(other, met), row.shape))
+    said = f"perhaps {values.side} hands a gradient back here, {other.side} does not" if cut else None
+    site = other.made(met[0]) if met else None
     own: Site | None = values.site(start.number)
     pairs = [(i, j) for i in start.agreed for j in values.equal.get(i, ())[:1]]
-    if stage == "backward" and not sure and "add" in row.operation:
+    if not forward and "add" in row.operation:
         # What the other side adds to another gradient.
         apart = ((i, j) for i, j in pairs if any("add" in other.rows[k].operation for k in other.readers(j)))
         makers = ((_handing(values, i), _handing(other, j)) for i, j in apart)
@@ -407,22 +378,7 @@ def _one_sided(
     if values.side == "theirs":
         sites = [(theirs, ours) for ours, theirs in sites]
     agreed: Any = tuple(sites[1:])
-    sure = sure and bool(site and site.source)
-    said = f"perhaps {said}" if said and not sure else said
-    return Difference(stage, *sites[0], agreed, said, sure, False, **about)
-
-
-def hidden_by(one: Values, stop: int, theirs: Values, gradients: Gradients, held_by: Held) -> tuple[set[str], set[str]]:
-    """The weights to which a line may hand no gradient back, as it stops it; those whose gradients differ."""
-    line = [i for k, i in stopped(one) if one.rows[k].place[:2] == one.rows[stop].place[:2]]
-    differing, trained = gradients
-    equals = [j for i in line for j in one.equal.get(i, ())[:1]]
-    if one is not theirs and len(equals) == len(line):
-        one, line = theirs, equals
-    if one is not theirs:
-        # Layers that ours has stacked have one path.
-        differing, trained = ({path for key in keys for path, _ in held_by.get(key, ())} for keys in gradients)
-    return set().union(*(weights_behind(one, i) for i in line)) & trained, differing
+    return Difference(stage, *sites[0], agreed, said, forward and bool(site and site.source), False, **about)
 
 
 def _going_on(values: Values, number: int) -> int:
@@ -443,56 +399,6 @@ def _around(values: Values, numbers: Sequence[int]) -> set[int]:
         around |= before
         todo += [k for k in before if (row.place.file and values.rows[k].place == row.place) or k not in handed]
     return around
-
-
-def stopped(values: Values) -> list[tuple[int, int]]:
-    """(where a gradient is stopped, that of what) on one side, the last first.
-
-    What autograd saves is detached as well; nothing on the way forward but derivatives is made of that.
-    """
-    read = {k for row in values.rows if not (row.backward or row.derived) for k in row.inputs}
-    stops = [k for k in read if re.search("stop_grad|detach", values.rows[k].operation)]
-    return [(k, i) for k in sorted(stops, reverse=True) for i in values.rows[k].inputs]
-
-
-def stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int]]:
-    """(where this side alone stops a gradient, the equal of what it stops), the last such place first.
-
-    The other side hands to that value, or to what it is the sum of, a gradient that this side computes nowhere.
-    """
-    handed = {row.forward for n, row in enumerate(other.rows) if row.features is not None and n not in other.equal}
-    both = {j for _, j in stopped(other)}
-    for k, i in stopped(values):
-        equal = values.equal.get(values.unscaled(i), [])
-        added = list(equal)
-        for j in added:
-            # A sum hands on what it is handed, and nothing is computed for it; what others read as well has more.
-            hands_on = "add" in other.rows[j].operation or other.copies(j)
-            added += [m for m in other.rows[j].inputs if hands_on and len(other.used(m)) == 1]
-        if both.isdisjoint(equal) and not handed.isdisjoint(added) and not _cancels(values, k):
-            yield k, equal[0]
-
-
-def _cancels(values: Values, number: int) -> bool:
-    """Whether it is the maximum that is subtracted before an exponential, whose gradient is zero in the end, or is
-    subtracted from itself, so that a sum has its gradient and not its number."""
-    rows, [of] = values.rows, values.rows[number].inputs
-    most = any("max" in rows[i].operation for i in (of, *rows[of].inputs))
-    less = [k for k in values.used(number) if "sub" in rows[k].operation]
-    from_what = [i for k in less for i in rows[k].inputs if i != number]
-    from_what += [m for i in from_what if "add" in rows[i].operation for m in rows[i].inputs]
-    itself = any(values.copied(i) == values.copied(of) and not values.is_made_of(i, number) for i in from_what)
-    return itself or (most and any("exp" in rows[m].operation for k in less for m in values.used(k)))
-
-
-def weights_behind(values: Values, number: int) -> set[str]:
-    """The weights that a gradient of a value is handed back to."""
-    seen, todo = {number}, [number]
-    for i in todo:
-        before = [] if re.search("stop_grad|detach", values.rows[i].operation) else values.rows[i].inputs
-        todo += [k for k in dict.fromkeys(before) if k not in seen and not is_whole(values.rows[k].dtype)]
-        seen.update(todo)
-    return {values.rows[i].name for i in seen if values.rows[i].kind == "parameter"}
 
 
 def _hands_back(values: Values, forward: Collection[int], shape: tuple[int, ...]) -> bool:

@@ -9,10 +9,10 @@ import numpy as np
 from parity.differ.answer import Difference
 from parity.differ.conditioning import explained_by_rounding
 from parity.differ.element_order import error_of
-from parity.differ.explanation import Gradients, counted, explain_outputs, explain_stage, hidden_by, stopped_alone
+from parity.differ.explanation import counted, explain_outputs, explain_stage
+from parity.differ.stopped_gradients import where_one_stops
 from parity.differ.traced_sides import Sides
-from parity.differ.values import GRADIENT, STACK, Values
-from parity.differ.weights import Held
+from parity.differ.values import GRADIENT, STACK
 
 
 def located(sides: Sides, *, backward: bool, name: str) -> Difference:
@@ -121,28 +121,8 @@ def _backward(sides: Sides, name: str) -> Difference:
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
     forced, differing = (forced_ours, forced_theirs), tuple(said)
     trained = {key for key, (mine, their, _) in compared.items() if max(mine, their) > zero}
-    about = differing, sides.held_by, name, sides.accepted, trained
+    about = differing, sides.held_by, name, sides.accepted
     answer = explain_stage((ours, theirs), forced, "backward", errors, *about)
     if not answer.sure:
-        answer = _where_one_stops(ours, theirs, answer, (set(errors), trained), sides.held_by)
+        answer = where_one_stops(ours, theirs, answer, (set(errors), trained), sides.held_by)
     return replace(answer, trained_alone=alone)
-
-
-def _where_one_stops(
-    ours: Values, theirs: Values, answer: Difference, gradients: Gradients, held_by: Held
-) -> Difference:
-    """The place where one side alone stops a gradient, if that hides all that differs; likely, if it may hide more.
-    Else the answer as it is: both may stop the maximum in a softmax, or one, which changes nothing."""
-    found = [
-        (one, other, *place, *hidden_by(one, place[0], theirs, gradients, held_by))
-        for one, other in ((ours, theirs), (theirs, ours))
-        for place in stopped_alone(one, other)
-    ]
-    for one, other, stop, equal, hidden, differing in sorted(found, key=lambda each: each[4] != each[5]):
-        if hidden >= differing:
-            said = f"{other.side} hands a gradient back here, {one.side} does not: it is detached"
-            places = one.site(stop), other.made(equal)
-            here, there = places if one is ours else places[::-1]
-            proved = hidden == differing
-            return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=True, confirmed=proved)
-    return answer

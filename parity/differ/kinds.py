@@ -16,7 +16,7 @@ from parity.differ.answer import called
 from parity.differ.confirmation import Change, Mended, most_mended
 from parity.differ.element_order import in_our_layout, layouts
 from parity.differ.fingerprints import BAR, finite, times
-from parity.differ.values import Value, Values
+from parity.differ.values import Values
 
 _SMALL = -9e3
 """What is smaller may stand for the "minus infinity" of a mask."""
@@ -54,24 +54,24 @@ def _lowered(ours: Start, theirs: Start) -> str | None:
 
 
 def _constants_added(ours: Start, theirs: Start) -> str | None:
-    """The same sum with another constant: an eps."""
-    for i, j in product(ours.near, theirs.near):
-        mine, their = ours.values.rows[i], theirs.values.rows[j]
-        if not all(re.fullmatch(r"(aten\.|prims\.)?add_?(_any)?", row.operation) for row in (mine, their)):
-            continue
-        here, there = added(ours.values, mine), added(theirs.values, their)
-        if len(here) == len(there) == 1 and here != there and ours.values.equals(mine.inputs) & set(their.inputs):
-            return another_constant(here[0], there[0])
+    """The same sum with another constant: an eps, which may be too small on one side to change a number there."""
+    for start, other in ((ours, theirs.values), (theirs, ours.values)):
+        values = start.values
+        for i in start.near:
+            for j in (j for k in values.equals(values.rows[i].inputs) for j in other.used(k)):
+                constants = {values.side: _added(values, i), other.side: _added(other, j)}
+                here, there = constants["ours"], constants["theirs"]
+                done_too = any(_added(values, k) for k in other.equal.get(j, ()))
+                if len(here) == len(there) == 1 and here != there and not done_too:
+                    return f"another constant is added: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
     return None
 
 
-def another_constant(ours: float, theirs: float) -> str:
-    """The sentence about an eps."""
-    return f"another constant is added: {ours:.6g} in ours, {theirs:.6g} in theirs"
-
-
-def added(values: Values, row: Value) -> list[float]:
-    """The constants that an addition adds: literals, or values of one number."""
+def _added(values: Values, number: int) -> list[float]:
+    """The constants that an addition adds: literals, or values of one number; of another operation none."""
+    row = values.rows[number]
+    if not re.fullmatch(r"(aten\.|prims\.)?add_?(_any)?", row.operation):
+        return []
     before = map(values.rows.__getitem__, row.inputs)
     numbers = [value.largest for value in before if not value.data and math.prod(value.shape) == 1]
     return [x for x in (*row.literals, *numbers) if x]

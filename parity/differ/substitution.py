@@ -6,7 +6,6 @@ had the other sign. Where it then computes what the other side computes, and did
 """
 
 import math
-import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from fractions import Fraction
@@ -21,7 +20,6 @@ from parity.differ.answer import called
 from parity.differ.confirmation import Change, Mended, mended, parted_after
 from parity.differ.element_order import NEARLY, distance, in_shape, layouts, with_axes_as, without_copies
 from parity.differ.fingerprints import BAR, Index, fingerprint, finite
-from parity.differ.kinds import added, another_constant
 from parity.differ.row_sets import is_whole
 from parity.differ.values import Site, Value, Values, short
 
@@ -44,9 +42,8 @@ _ORDERS = 24
 """Orders of axes, at most."""
 _LARGEST, _LARGEST_WEIGHT = 1 << 22, 1 << 25
 """Elements of an array that is computed with, and of a weight."""
-_REDUCES = re.compile(r"reduce|cum|sum|mean|max|min|var|prod|sort|softmax")
-_MASKS = re.compile(r"\b(select_n|where|masked_fill)_?$")
-_TAKES = re.compile(r"gather|slice|index|\bselect$|top_?k")
+GOES_ON = ", ours goes on as theirs does"
+"""What was seen; of what the other side does, an experiment says nothing."""
 _VERBS = {
     "add": "adds",
     "sub": "subtracts",
@@ -295,11 +292,12 @@ def experiment(
             confirmed = confirmed and not is_by_chance(
                 sides[side].array(agreement.change.number), agreement.change.array
             )
-            step, number = finding.said.endswith("as without it"), agreement.change.number
+            step, number = finding.said.endswith("without that"), agreement.change.number
             sure = any(at == lines and not (step and its == side and n != number) for at, its, n in proved)
             sure = sure and not sides[side].reads_complex(number)
             confirmed = confirmed and not sides[side].reads_complex(number)
-            said = finding.said if sure and confirmed else f"perhaps {finding.said}"
+            one, other = (values.side for values in (sides[side], sides[1 - side]))
+            said = f"{finding.said}, {one} goes on as {other} does{' at first' * (mends is not Mended.ALL)}"
             best = mends, finding._replace(said=said, sure=sure, confirmed=confirmed)
         if mends is Mended.ALL:
             break
@@ -385,14 +383,13 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
             apart = next((n for n, before in pairwise(copies) if before in its), None)
             if apart is not None:
                 whole = told_of(values, values.rows[apart].inputs[-1])
-                return values.site(apart), f"two parts of {whole} are exchanged, here or behind"
-            if (one := told_of(values, i)) == (two := told_of(values, k)):
-                told = f"two results of {one} are exchanged, here or before"
-            else:
-                told = f"ours takes {one} for {two}, and the other way round"
-            return values.made(ours.number), told
+                return values.site(apart), f"with two parts of {whole} exchanged, here or behind{GOES_ON}"
+            one, two = told_of(values, i), told_of(values, k)
+            told = f"two results of {one}" if one == two else f"{one} and {two}"
+            return values.made(ours.number), f"with {told} exchanged{GOES_ON}"
         if parted_after((values, other), 0, Change(i, there, {})) is Mended.ALL:
-            return values.made(ours.number), f"ours reads {told_of(values, i)} where theirs reads {told_of(other, j)}"
+            told = f"ours reads {told_of(values, i)}; with {told_of(other, j)} in its place{GOES_ON}"
+            return values.made(ours.number), told
     return None
 
 
@@ -454,62 +451,16 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
         moved = [] if array is None else in_shape(array, row.shape)
         for given, again in product(moved, ({}, twins) if twins else ({},)):
             agreement = experiments.goes_on(k, given, twins=again)
-            if agreement is not None and not _both_do(row, i, values, partner, agreement):
+            if agreement is not None:
                 one = i in row.inputs
                 does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
-                said = f"{values.side} {does} here, {experiments.other.side} goes on as without it"
-                # The other side goes on with what it computes as well.
-                known, too = i in values.equal or not values.rows[i].data, _done_too(experiments, row, i)
-                constant = _other_constant(experiments, row, too) if too else None
-                sure = known and (too is None or constant is not None)
-                yield _Shown(constant or said, k if one else start.number, i, agreement, sure=sure)
+                sure = i in values.equal or not values.rows[i].data
+                said = f"{values.side} {does} here; without that"
+                yield _Shown(said, k if one else start.number, i, agreement, sure=sure)
     for k, holds in product((k for k in places if values.rows[k].dtype.endswith("bool")), (True, False)):
         if agreement := experiments.goes_on(k, np.full(values.rows[k].shape, holds)):
-            where = "everywhere" if holds else "nowhere"
-            said = f"{values.side} chooses here, {experiments.other.side} goes on as if it held {where}"
+            said = f"{values.side} chooses here; if that held {'everywhere' if holds else 'nowhere'}"
             yield _Shown(said, k, k, agreement)
-
-
-def _both_do(row: Value, read: int, values: Values, partner: Start | None, agreement: Agreement) -> bool:
-    """Whether the other side multiplies, adds, masks or takes a part there as well, and this side never comes to what
-    it makes of it."""
-    if partner is None or partner.number in agreement.met:
-        return False
-    if all(_TAKES.search(each.operation) for each in (row, partner.row)):
-        return True
-    if not _family(row) or _family(row) != _family(partner.row):
-        return False
-    masks = _MASKS.search(row.operation) and not values.equals([read]).isdisjoint(partner.row.inputs)
-    return bool(masks) or all(map(_by_number, (row, partner.row), (values, partner.values)))
-
-
-def _done_too(experiments: Experiments, row: Value, read: int) -> Value | None:
-    """Where the other side adds or multiplies as well, and changes nothing, as with a mask of ones or a tiny eps."""
-    other, equal = experiments.other, experiments.values.equals([read])
-    made = (other.rows[j] for j in equal if not equal.isdisjoint(other.rows[j].inputs))
-    # PyTorch takes a sum of products apart into products with the number 1 as well, which have no other operand.
-    given = (each for each in made if len(each.inputs) > 1 or each.literals)
-    return next((each for each in given if _family(each) == _family(row) != ""), None)
-
-
-def _other_constant(experiments: Experiments, row: Value, too: Value) -> str | None:
-    constants = {side.side: added(side, each) for side, each in ((experiments.values, row), (experiments.other, too))}
-    sums = all(re.search(r"\badd_?$", each.operation) for each in (row, too))
-    if not sums or any(len(each) != 1 for each in constants.values()):
-        return None
-    return another_constant(constants["ours"][0], constants["theirs"][0])
-
-
-def _family(row: Value) -> str:
-    # A mask scales with ones and zeros.
-    [name] = re.findall(r"\b(mul|div|add|sub|select_n|where|masked_fill)_?$", row.operation) or [""]
-    return {"": "", "add": "shifts", "sub": "shifts"}.get(name, "scales")
-
-
-def _by_number(row: Value, values: Values) -> bool:
-    """Whether an operation does something to one array by a number, which the other side may do by another one."""
-    arrays = [i for i in row.inputs if values.rows[i].data or math.prod(values.rows[i].shape) > 1]
-    return len(arrays) == 1 and values.rows[arrays[0]].data and values.leaf(arrays[0]) is None
 
 
 def _may_stand_for(experiments: Experiments, read: int, made: int) -> bool:
@@ -568,7 +519,7 @@ def _reading(experiments: Experiments, start: Start, operands: Sequence[tuple[in
                 with suppress(Exception):
                     agreement = experiments.goes_on(start.number, np.asarray(row.again(given)))
                     if agreement is not None:
-                        said = f"{values.side} reads {told_of(values, i)} where {other.side} reads {told_of(other, j)}"
+                        said = f"{values.side} reads {told_of(values, i)}; with {told_of(other, j)} in its place"
                         yield _Shown(said, start.number, i, agreement, site)
 
 
@@ -586,7 +537,7 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
                 f"input {row.name}" if row.kind == "input" else line for row, line in zip(given, lines, strict=True)
             ]
             names = told if told[0] != told[1] else lines
-            said = f"{values.side} reads {names[0]} where {other.side} reads {names[1]}"
+            said = f"{values.side} reads {names[0]}; with {names[1]} in its place"
             # The line that makes a table, or reads an input first, is not the one that reads the wrong one.
             site = None if partner is None else other.shown(partner.number)
             taken = names[0].startswith("input ")
@@ -716,36 +667,8 @@ def _other_axes(experiments: Experiments, start: Start, partner: Start | None, o
         for a, b in combinations((axis for axis, size in enumerate(array.shape) if size > 1), 2):
             agreement = experiments.goes_on(i, array.swapaxes(a, b), alone=True)
             if agreement is not None:
-                of = _told_with_axes(values, _before_line(start, i) if i in tables else i)
-                told = f"axes {a} and {b} of {of} are exchanged"
-                if _REDUCES.search(start.row.operation):
-                    told = f"the two go over different axes of {of}"
-                elif values.parameter(i):
-                    told += ", or of what it meets"
-                yield _Shown(told, start.number, i, agreement)
-
-
-def _told_with_axes(values: Values, number: int) -> str:
-    """What a value is called whose axes are told: a weight or an input has other ones, where it is transposed."""
-    leaf = values.leaf(number)
-    shapes = [values.rows[i].shape for i in (number, number if leaf is None else leaf)]
-    if len(shapes[0]) < len(shapes[1]):
-        return f"a part of {told_of(values, number)}"
-    array, given = values.array(number), values.array(values.copied(number) if leaf is None else leaf)
-    site = values.site(number)
-    if given is None or array is None or np.array_equal(array, given) or not site.file:
-        return told_of(values, number)
-    if leaf is None:
-        return f"{told_of(values, number)}, as it is read there,"
-    return f"`{site.source}` ({short(site.file)}:{site.line})"
-
-
-def _before_line(start: Start, number: int) -> int:
-    """What a table on the line of a start, as places that are made positive there, was made of before that line."""
-    rows = start.values.rows
-    while rows[number].inputs and rows[number].place[:2] == start.row.place[:2]:
-        number = rows[number].inputs[-1]
-    return number
+                read = f"{told_of(values, i)}, {list(array.shape)} there"
+                yield _Shown(f"with axes {a} and {b} of {read}, exchanged", start.number, i, agreement)
 
 
 def _other_sign(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
@@ -757,7 +680,7 @@ def _other_sign(experiments: Experiments, start: Start, partner: Start | None, o
     if features is not None and experiments.other.index().equals(features):
         agreement = experiments.goes_on(start.number, -array)
         if agreement is not None:
-            yield _Shown("ours has the other sign", start.number, start.number, agreement)
+            yield _Shown("with the other sign", start.number, start.number, agreement)
 
 
 Way = Callable[[Experiments, Start, Start | None, _Starts], Iterator[_Shown]]

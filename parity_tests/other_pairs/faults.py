@@ -87,7 +87,7 @@ _OF_PAIRS = {
             '"params.conv2.kernel": ("conv2.weight", "o i h w -> w h i o")',
             'name="conv2")',
             "conv2",
-            "axes 0 and 1 of params.conv2.kernel are exchanged",
+            "axes 0 and 1 of params.conv2.kernel",
         ),
         Fault(
             "deviations where variances are meant",
@@ -143,7 +143,7 @@ _OF_PAIRS = {
             "(xz, xr, xn), (hz, hr, hn) = ",
             "new = jnp.tanh(xn + reset * hn)",
             "gru",
-            "and the other way round",
+            "exchanged, ours goes on as theirs does",
         ),
         Fault(
             "update gate the other way round",
@@ -176,7 +176,7 @@ _OF_PAIRS = {
             "jax.lax.scan(step, start, x.swapaxes(0, 1), reverse=True)",
             _STEP,
             "gru",
-            "where ours reads",
+            "in its place",
         ),
         Fault(
             "batch and time exchanged",
@@ -273,7 +273,7 @@ _OF_PAIRS = {
             "frequencies = 1000.0 ** ",
             "turned = jnp.arange(length) | return jnp.cos(turned), jnp.sin(turned)",
             f"{_NEOX}.rotary_emb",
-            "where theirs reads `freqs = position_ids",
+            "; with `freqs = position_ids",
         ),
         Fault(
             "the key is not rotated",
@@ -296,7 +296,7 @@ _OF_PAIRS = {
             '    x = layer_norm(params["norm"], x)\n    return x @ params["embedding"].T',
             '    return x @ params["embedding"].T',
             theirs=f"{_NEOX}.final_layer_norm | model.lm_head",
-            kinds="self.final_layer_norm(hidden_states)` here, ours goes on as without it",
+            kinds="self.final_layer_norm(hidden_states)` here; without that, theirs goes on as ours does",
         ),
         Fault(
             "one norm for both branches",

@@ -1,6 +1,7 @@
 """Gates 1 to 4 and 7 against Hugging Face's own models (see oracles.py)."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
 from unittest.mock import patch
@@ -17,6 +18,7 @@ from parity.gates.bridge import Values
 from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, ParityError, Sample, compared, quality
 from parity_tests.huggingface import Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
+from parity_tests.pairs import gates_1_and_2
 from parity_tests.test_models import DRAWS_BFLOAT16, norms
 from torch_ref.layers import inject
 from twin.cases import PADDINGS, REGIMES
@@ -54,16 +56,16 @@ def results(name, weights, batch, dtype):
     pair, oracle = sides(name, dtype)
     pair.load(oracle.load(weights))
     both = pair.run_jax(masked(batch)), oracle.run(batch)
-    return [Values(comparable(oracle.config, batch, side.outputs), side.gradients) for side in both]
+    return [replace(side, outputs=comparable(oracle.config, batch, side.outputs)) for side in both]
 
 
 def truth_of(name, weights, batch, record):
     """Gates 1 and 2 on one case; then what Hugging Face computes in float64, and what is zero in exact arithmetic."""
     ours, theirs = results(name, weights, batch, "float64")
-    zeros = known_zeros(sides(name, "float64")[1].config, theirs.gradients)
-    record(f"huggingface {name}", compared("1 activations", ours.outputs, theirs.outputs))
-    record(f"huggingface {name}", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
-    return theirs, zeros
+    config = sides(name, "float64")[1].config
+    for figure in gates_1_and_2(config, ours, theirs):
+        record(f"huggingface {name}", figure)
+    return theirs, known_zeros(config, theirs.gradients)
 
 
 @pytest.mark.deep
@@ -103,17 +105,14 @@ def narrow_samples(name, dtype, draws, *, backward, **settings):
             narrow.load(weights)
             pair.load(exact.load(weights))
             truth, theirs = (oracle.run(batch, backward=backward) for oracle in (exact, narrow))
-            whole = masked(batch)
-            ours = pair.run_jax(whole) if backward else Values(forward(pair.params, jax.device_put(whole)), {})
+            whole = jax.device_put(masked(batch))
+            ours = pair.run_jax(whole) if backward else Values(jax.device_get(forward(pair.params, whole)), {})
             mine, other, true = (
-                comparable(exact.config, batch, {key: np.asarray(x) for key, x in side.outputs.items()})
-                | (side.gradients if backward else {})
-                for side in (ours, theirs, truth)
+                comparable(exact.config, batch, side.outputs) | side.gradients for side in (ours, theirs, truth)
             )
             # Rounded to the type of theirs: attention weights and logits are float32 here, and bfloat16 there.
             mine = {key: array.astype(other[key].dtype) for key, array in mine.items()}
-            scales = norms(true) | (known_zeros(exact.config, truth.gradients) if backward else {})
-            samples.append(Sample(mine, other, true, scales))
+            samples.append(Sample(mine, other, true, norms(true) | known_zeros(exact.config, truth.gradients)))
         yield samples
 
 
@@ -192,12 +191,7 @@ def test_an_island_of_float32_turns_gates_1_and_2_red():
     weights, batch = plain.random_weights(0.2, 0), plain.batch("right", 0)
     for oracle in (plain, island):
         oracle.load(weights)
-    theirs, truth = island.run(batch), plain.run(batch)
-    zeros = known_zeros(plain.config, truth.gradients)
-    for measured in (
-        compared("1 activations", theirs.outputs, truth.outputs),
-        compared("2 gradients", theirs.gradients, truth.gradients, zero=zeros),
-    ):
+    for measured in gates_1_and_2(plain.config, island.run(batch), plain.run(batch)):
         assert measured.bar < 1e-9 < measured.worst < 1e-3
 
 
@@ -234,13 +228,14 @@ def test_settings_are_honoured(name, variant, record):
     pair = oracle.pair(0.2, 0)
     for padding in ("right", "left"):
         batch = oracle.batch(padding, 0)
-        ours, theirs = pair.run_torch(batch), oracle.run(batch)
-        expected = comparable(oracle.config, batch, theirs.outputs)
-        for activations in (ours.outputs, *((pair.forward(batch),) if padding == "left" else ())):
-            found = comparable(oracle.config, batch, activations)
-            record(f"huggingface {name}", compared("1 activations", found, expected))
-        zeros = known_zeros(oracle.config, theirs.gradients)
-        record(f"huggingface {name}", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
+        ours, theirs = (
+            replace(side, outputs=comparable(oracle.config, batch, side.outputs))
+            for side in (pair.run_torch(batch), oracle.run(batch))
+        )
+        for figure in gates_1_and_2(oracle.config, ours, theirs):
+            record(f"huggingface {name}", figure)
+    found = comparable(oracle.config, batch, pair.forward(batch))
+    record(f"huggingface {name}", compared("1 activations", found, theirs.outputs))
 
 
 @contextmanager

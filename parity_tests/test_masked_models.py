@@ -113,7 +113,7 @@ def test_gates_1_and_2_over_several_blocks(name, window, implementation, hold):
     """Three blocks of 64 queries, of which the last is shorter; windows below, at and beyond the length of one."""
     assert fast.block_length(LONG.target) == 64
     config = replace(windowed(WINDOWED[name], window, window), compute=ComputeConfig(attention=implementation))
-    hold(f"{name}, 3 blocks", pair(config), batch_for(config, every_mask(config, "left"), lengths=LONG))
+    hold(name, pair(config), batch_for(config, every_mask(config, "left"), lengths=LONG))
 
 
 @pytest.mark.deep

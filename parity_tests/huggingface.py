@@ -13,7 +13,6 @@ from parity.gates.bridge import Values, from_torch, to_torch
 from parity.gates.measure import worst
 from parity.islands import Float64
 from parity_tests.oracles import ENTRIES
-from torch_ref import reference
 from torch_ref.masks import position_ids
 from torch_ref.training import cross_entropy
 from twin.cases import batch_for
@@ -72,12 +71,6 @@ class Oracle:
             for name, tensor in self.kept().items():
                 tensor.copy_(to_torch(weights[name].copy()))
         return from_huggingface(self.json, weights)[1]
-
-    def reference(self, weights):
-        """The reference in float64 with these weights, which the model gets as well."""
-        model = reference(self.config.with_dtype("float64")).eval()
-        model.load_state_dict({name: torch.from_numpy(array) for name, array in self.load(weights).items()})
-        return model
 
     def pair(self, std, seed, dtype="float64"):
         """Ours of both frameworks, with random weights, which the model gets as well."""

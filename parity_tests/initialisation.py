@@ -58,21 +58,10 @@ def expected(config, path):
 
 def fans(config, stack, layer):
     """How many numbers go into a projection, and come out."""
-    model, vocabulary = config.d_model, config.vocab_size or 0
-    if outputs := {"head": vocabulary, "classifier": config.classes, "dense": model}.get(layer):
-        return model, outputs
-    width = config.head_width(stack)
-    asked, answered = stack.num_heads * width, (stack.key_value_heads or stack.num_heads) * width
-    inner = stack.feedforward_width
-    return {
-        "query": (model, asked),
-        "key": (model, answered),
-        "value": (model, answered),
-        "output": (asked, model),
-        "gate": (model, inner),
-        "up": (model, inner),
-        "down": (inner, model),
-    }[layer]
+    width = config.d_model
+    if outputs := {"head": config.vocab_size, "classifier": config.classes, "dense": width}.get(layer):
+        return width, outputs
+    return config.projections(stack)[layer]
 
 
 def gate(config, drawn):

@@ -10,9 +10,9 @@ def random_pair(config, std=0.2, **options):
     return Pair(config, weights_for(config, std), **options)
 
 
-def gates_1_and_2(config, ours, theirs):
-    """Activations, and gradients."""
-    zeros = known_zeros(config, theirs.gradients)
+def gates_1_and_2(config, ours, theirs, nearly_zero=None):
+    """Activations, and gradients; `nearly_zero` are gradients that another scale is for."""
+    zeros = (nearly_zero or {}) | known_zeros(config, theirs.gradients)
     return [
         compared("1 activations", ours.outputs, theirs.outputs),
         compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros),

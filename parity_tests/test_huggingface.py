@@ -15,14 +15,14 @@ from torch.nn import functional
 from jax_tformer.hub.families import CONV1D, FAMILIES, MATRIX, Layout
 from jax_tformer.hub.names import read
 from parity.gates.bridge import Values
-from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, ParityError, Sample, compared, quality
+from parity.gates.measure import BFLOAT16_VALUES, FLOAT32, ParityError, Sample, compared, quality
 from parity_tests.huggingface import Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
 from parity_tests.pairs import gates_1_and_2
-from parity_tests.test_models import DRAWS_BFLOAT16, norms
+from parity_tests.test_models import DRAWS_BFLOAT16, norms, record_bfloat16
 from torch_ref.layers import inject
 from twin.cases import PADDINGS, REGIMES
-from twin.dropout import dropout_sites
+from twin.dropout import drawn_masks
 from twin.pair import known_zeros, parity_options
 
 FIRST = [name for name, entry in ENTRIES.items() if entry.first]
@@ -122,9 +122,7 @@ def test_gate_4(name, record):
     start = Oracle(name)
     start = start.load(start.random_weights(0.02, 0))
     for samples in narrow_samples(name, "bfloat16", DRAWS_BFLOAT16, backward=True):
-        record(f"huggingface {name}", quality("4 bfloat16 / allowed", samples, BFLOAT16))
-        values = [sample.without(start) for sample in samples]
-        record(f"huggingface {name}", quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES))
+        record_bfloat16(f"huggingface {name}", samples, start, record)
 
 
 @pytest.mark.deep
@@ -208,7 +206,7 @@ def test_roberta_counts_positions_from_its_padding_token(name, padding, padding_
     """
     oracle = Oracle(name, pad_token_id=padding_token)
     assert oracle.config.encoder.position_offset == padding_token + 1
-    model, batch = oracle.reference(oracle.random_weights(0.2, 0)), oracle.batch(padding, 0)
+    model, batch = oracle.pair(0.2, 0).module, oracle.batch(padding, 0)
     mask = torch.from_numpy(batch["mask"][:-1])
     tokens = torch.from_numpy(batch["tokens"][:-1]).where(mask, padding_token)
     assert not (tokens == padding_token)[mask].any()
@@ -245,35 +243,23 @@ def told_masks(masks):
     def dropout(x, p, training=True, inplace=False):
         if not training or p == 0:
             return x
-        mask = masks.pop(0)
-        assert mask.shape == x.shape
-        return x * mask / (1 - p)
+        # OPT has the tokens of all rows along one axis.
+        return x * masks.pop(0).view(x.shape) / (1 - p)
 
     with patch.object(functional, "dropout", dropout):
         yield
 
 
-RATE = 0.375
-BERT_RATES = {"hidden_dropout_prob": RATE, "attention_probs_dropout_prob": 0.0}
-RATES = {
-    "t5": {"dropout_rate": RATE},
-    "marian": dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), RATE),
-    "bert": BERT_RATES,
-    "roberta": BERT_RATES,
-    "distilbert": {"dropout": RATE, "attention_dropout": 0.0, "seq_classif_dropout": RATE},
-}
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in ENTRIES if name in ("t5", "marian") or name.endswith(("texts", "tokens"))]
-)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_they_drop_where_we_do(name, record):
-    """Logits of training agree, where theirs takes our masks in their order: as many, and of the same shapes."""
-    oracle = Oracle(name, **RATES[name.split()[0]])
-    ours, batch = oracle.reference(oracle.random_weights(0.2, 0)), oracle.batch("none", 0)
+    """Logits of training agree, where theirs takes our masks in their order, and every setting is another rate."""
+    settings = FAMILIES[ENTRIES[name].kind.__name__].settings
+    rates = [setting.theirs for setting in settings if "dropout." in setting.ours]
+    oracle = Oracle(name, **{field: 0.25 + number / 16 for number, field in enumerate(rates)})
+    ours, batch = oracle.pair(0.2, 0).module, oracle.batch("none", 0)
     batch = {side: batch[side] for side in ("tokens", "source", "target") if side in batch}
-    rng, sites = np.random.default_rng(0), dropout_sites(oracle.config, batch)
-    masks = {site: torch.from_numpy(rng.random(shape) > RATE) for site, (own, shape) in sites.items() if own > 0}
+    drawn = drawn_masks(oracle.config, jax.random.key(0), batch)
+    masks = {site: torch.from_numpy(np.array(mask)) for site, mask in drawn.items()}
     inject(ours, masks)
     left = list(masks.values())
     oracle.model.train()

@@ -11,12 +11,13 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from parity.gates.measure import ParityError, compared
+from parity.gates.measure import ParityError
 from parity_tests.architectures import cases, configs
 from parity_tests.depth import deep
+from parity_tests.pairs import gates_1_and_2
 from parity_tests.test_decoding import model_of, of_cache, reader
 from twin.cases import batch_for, weights_for
-from twin.pair import Pair, known_zeros
+from twin.pair import Pair
 
 QUICK = settings(
     deadline=None,
@@ -41,11 +42,7 @@ def figures(case):
     # rounding error. Below a thousandth of the global norm, a gradient is measured against that thousandth.
     norms = {name: float(np.linalg.norm(gradient)) for name, gradient in theirs.gradients.items()}
     floor = 1e-3 * float(np.linalg.norm(list(norms.values())))
-    zeros = {name: floor for name, norm in norms.items() if norm < floor} | known_zeros(case.config, theirs.gradients)
-    return [
-        compared("1 activations", ours.outputs, theirs.outputs),
-        compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros),
-    ]
+    return gates_1_and_2(case.config, ours, theirs, {name: floor for name, norm in norms.items() if norm < floor})
 
 
 def cached_figures(case):

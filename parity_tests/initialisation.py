@@ -34,17 +34,16 @@ ZEROS, ONES = Expected("constant", 0.0), Expected("constant", 1.0)
 def expected(config, path):
     """The distribution of the parameter at `path`; raises KeyError for one that it does not know."""
     *place, layer, leaf = path.split(".")
+    stack = config.stacks.get(path.split(".")[0])
     if leaf in ("bias", "scale"):
         return ZEROS if leaf == "bias" else ONES
     if layer == "lora":
         # PEFT's: nn.init.kaiming_uniform_(A, a=sqrt(5)), which is U(-a, a) with a = inputs^-0.5.
-        stack = config.decoder if place[0] == "decoder" else config.encoder
         return ZEROS if leaf == "b" else Expected("uniform", 1 / math.sqrt(3 * fans(config, stack, place[-1])[0]))
     glorot = config.initializer == "xavier_uniform"
     if leaf == "embedding":
         by_width = glorot and layer == "tokens"
         return Expected("normal", config.d_model**-0.5 if by_width else config.initializer_std)
-    stack = config.decoder if place[:1] == ["decoder"] else config.encoder
     scale = 1.0
     if config.residual_init_scale and layer in ("output", "down"):
         crosses = place[0] == "decoder" and config.encoder is not None

@@ -49,33 +49,13 @@ CONFIG = "adapter_config.json"
 WEIGHTS = "adapter_model.safetensors"
 PICKLE = "adapter_model.bin"
 _KEY = "jax_tformer.lora"
-_CHANGE_NOTHING = set(
-    [
-        "alpha_pattern",
-        "auto_mapping",
-        "base_model_name_or_path",
-        "exclude_modules",
-        "fan_in_fan_out",
-        "inference_mode",
-        "init_lora_weights",
-        "layers_pattern",
-        "layers_to_transform",
-        "loftq_config",
-        "lora_alpha",
-        "lora_dropout",
-        "megatron_config",
-        "megatron_core",
-        "peft_type",
-        "peft_version",
-        "qalora_group_size",
-        "r",
-        "rank_pattern",
-        "revision",
-        "target_modules",
-        "task_type",
-        "use_rslora",
-    ]
-)
+_CHANGE_NOTHING = {
+    *("alpha_pattern", "auto_mapping", "base_model_name_or_path", "exclude_modules", "fan_in_fan_out"),
+    *("inference_mode", "init_lora_weights", "layers_pattern", "layers_to_transform", "loftq_config", "lora_alpha"),
+    *("lora_dropout", "megatron_config", "megatron_core"),
+    *("peft_type", "peft_version", "qalora_group_size", "r", "rank_pattern", "revision", "target_modules", "task_type"),
+    "use_rslora",
+}
 """Fields of adapter_config.json that we read, or that change nothing once the adapters are there."""
 
 

@@ -5,19 +5,29 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any, TypeVar
 
 import jax
-from flax import nnx, traverse_util
+from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
 from jax_tformer.config import LoraConfig, TransformerConfig
 from jax_tformer.config.errors import require
-from jax_tformer.model.parameters import ZEROS, Dropout, DropoutKey, RandomKey, Shape, Start, accumulator, parameter
+from jax_tformer.model.parameters import (
+    ZEROS,
+    Dropout,
+    DropoutKey,
+    RandomKey,
+    Shape,
+    Start,
+    accumulator,
+    flatten,
+    parameter,
+    unflatten,
+)
 from jax_tformer.scan import PROJECTION
 
 if TYPE_CHECKING:
     from jax_tformer.functional import Params, Transformer
 
-Path = tuple[str, ...]
 Net = TypeVar("Net", bound="Transformer[Any]")
 
 
@@ -44,27 +54,23 @@ class Adapter(nnx.Module):
         return wide.astype(accumulator(x.dtype)) * self.scale
 
 
-def is_adapter(path: Path) -> bool:
+def is_adapter(path: str) -> bool:
     """Whether the parameter at this path is the A or the B of an adapter."""
-    return path[-2:-1] == ("lora",)
+    return ".lora." in path
 
 
 def split_adapters(params: "Params") -> tuple["Params", "Params"]:
     """Returns what trains and what does not: the adapters and the rest, or everything and nothing without adapters."""
-    flat = traverse_util.flatten_dict(params)
+    flat = flatten(params)
     adapters = {path: leaf for path, leaf in flat.items() if is_adapter(path)}
     if not adapters:
         return params, {}
-    rest = {path: leaf for path, leaf in flat.items() if path not in adapters}
-    return traverse_util.unflatten_dict(adapters), traverse_util.unflatten_dict(rest)
+    return unflatten(adapters), unflatten({path: leaf for path, leaf in flat.items() if path not in adapters})
 
 
 def join_adapters(trained: "Params", frozen: "Params") -> "Params":
     """Inverts `split_adapters`."""
-    if not frozen:
-        return trained
-    flat = traverse_util.flatten_dict(trained) | traverse_util.flatten_dict(frozen)
-    return traverse_util.unflatten_dict(flat)
+    return unflatten(flatten(trained) | flatten(frozen)) if frozen else trained
 
 
 def trained(params: "Params") -> "Params":
@@ -92,19 +98,17 @@ def merge_lora(net: Net, params: "Params") -> tuple[Net, "Params"]:
 
 def merge(lora: LoraConfig, params: "Params") -> "Params":
     """Returns parameters with the adapters added to their kernels; see `merge_lora`."""
-    flat = traverse_util.flatten_dict(params)
-    kernels = {}
-    for path, a in flat.items():
-        if is_adapter(path) and path[-1] == "a":
-            place = (*path[:-2], "kernel")
-            kernel = flat[place]
-            b = flat[(*path[:-1], "b")]
-            high = accumulator(kernel.dtype)
-            layers = kernel.shape[0]
-            change = a.reshape(layers, -1, lora.rank).astype(high) @ b.reshape(layers, lora.rank, -1).astype(high)
-            kernels[place] = (kernel.astype(high) + lora.scale * change.reshape(kernel.shape)).astype(kernel.dtype)
-    rest = {path: leaf for path, leaf in (flat | kernels).items() if not is_adapter(path)}
-    return traverse_util.unflatten_dict(rest)
+    flat = flatten(params)
+    merged = {path: leaf for path, leaf in flat.items() if not is_adapter(path)}
+    for module in (path.removesuffix(".lora.a") for path in flat if path.endswith(".lora.a")):
+        kernel = flat[f"{module}.kernel"]
+        high = accumulator(kernel.dtype)
+        layers = kernel.shape[0]
+        a = flat[f"{module}.lora.a"].reshape(layers, -1, lora.rank).astype(high)
+        b = flat[f"{module}.lora.b"].reshape(layers, lora.rank, -1).astype(high)
+        change = (a @ b).reshape(kernel.shape)
+        merged[f"{module}.kernel"] = (kernel.astype(high) + lora.scale * change).astype(kernel.dtype)
+    return unflatten(merged)
 
 
 def add_lora(net: Net, params: "Params", lora: LoraConfig, key: RandomKey) -> tuple[Net, "Params"]:

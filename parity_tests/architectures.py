@@ -1,6 +1,6 @@
 """Random architectures: any legal config of small size, any batch, for gates 1 and 2."""
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 from typing import Literal, get_args, get_origin, get_type_hints
 
 from hypothesis import strategies as st
@@ -44,7 +44,7 @@ def free(draw, kind):
 
 @st.composite
 def stacks(draw, longest, *, may_be_parallel=True):
-    """Fields of a StackConfig for sequences of up to `longest`; every field is drawn."""
+    """A StackConfig for sequences of up to `longest`; every field is drawn."""
     drawn, heads = free(draw, StackConfig), draw(few(1, 2, 4))
     norm, positions, placement = drawn["norm"], drawn["positions"], drawn["norm_placement"]
     # Those of an encoder are for two sides.
@@ -57,7 +57,7 @@ def stacks(draw, longest, *, may_be_parallel=True):
     # RMSNorm of one number leaves its sign, as LayerNorm of two: its gradient is what eps makes of rounding.
     normed = (width or 8 // heads) > (1 if norm == "rmsnorm" else 2) and drawn["query_key_norm"]
     patterns = [(True, False), (False, True), (False, True, True)] if window is not None else []
-    return drawn | {
+    drawn |= {
         "num_layers": layers,
         "num_heads": heads,
         "feedforward_width": max(draw(few(1, 5, 16)), least),
@@ -81,6 +81,7 @@ def stacks(draw, longest, *, may_be_parallel=True):
         "rotary": draw(rotations(window)) if positions == "rotary" else RotaryConfig(),
         "token_types": draw(few(0, 1, 3)),
     }
+    return StackConfig(**drawn)
 
 
 @st.composite
@@ -88,7 +89,7 @@ def loras(draw, config):
     """Adapters that fit all matrices of `config`, or none."""
     if draw(few(True, True, False)):
         return None
-    found = [config.projections(stack) for stack in (config.encoder, config.decoder) if stack is not None]
+    found = [config.projections(stack) for stack in config.stacks.values()]
     names = sorted({name for projections in found for name in projections})
     chosen = draw(st.just(["all"]) | st.lists(st.sampled_from(names), min_size=1, unique=True))
     smallest = min(min(sizes) for projections in found for sizes in projections.values())
@@ -117,12 +118,12 @@ def rotations(draw, window):
 
 @st.composite
 def configs(draw, longest):
-    """Fields of a TransformerConfig; every field is drawn."""
+    """A TransformerConfig; every field is drawn."""
     kind, drawn = draw(few("encoder-decoder", "decoder-only", "encoder-only")), free(draw, TransformerConfig)
-    encoder = None if kind == "decoder-only" else StackConfig(**draw(stacks(longest)))
+    encoder = None if kind == "decoder-only" else draw(stacks(longest))
     decoder = None
     if kind != "encoder-only":
-        decoder = StackConfig(**draw(stacks(longest, may_be_parallel=kind == "decoder-only")))
+        decoder = draw(stacks(longest, may_be_parallel=kind == "decoder-only"))
     alone = kind == "encoder-only"
     head = draw(one_of(described.Head).filter(lambda head: alone or not head.startswith("classify")))
     poolers = {"classify_text": few("tanh", "relu"), "none": one_of(described.Pooler) if alone else few("none")}
@@ -155,14 +156,15 @@ def configs(draw, longest):
             attention=draw(few("auto", "einsum", "blocks")), remat=draw(one_of(described.Remat)), unroll=draw(few(1, 2))
         ),
     }
-    return drawn | {"lora": draw(loras(TransformerConfig(**drawn)))}
+    config = TransformerConfig(**drawn)
+    return replace(config, lora=draw(loras(config)))
 
 
 @st.composite
 def cases(draw):
     """An architecture with weights and a batch for it."""
     lengths = Lengths(draw(st.integers(2, 4)), draw(st.integers(2, 9)), draw(st.integers(2, 9)))
-    config = TransformerConfig(**draw(configs(max(lengths.source, lengths.target))))
+    config = draw(configs(max(lengths.source, lengths.target)))
     return Case(
         config=config,
         std=draw(few(0.02, 0.2)),

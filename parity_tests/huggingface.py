@@ -1,7 +1,6 @@
 """The third oracle: Hugging Face's own models, of reduced configs, with random weights, run on our batches."""
 
-from contextlib import contextmanager, nullcontext
-from dataclasses import replace
+from contextlib import nullcontext
 
 import numpy as np
 import torch
@@ -9,11 +8,11 @@ from torch.nn import functional as F
 
 from jax_tformer.config import TransformerConfig
 from jax_tformer.hub.families import from_huggingface
+from parity.gates import torch_side
 from parity.gates.bridge import Values, from_torch, to_torch
 from parity.gates.measure import worst
 from parity.islands import Float64
 from parity_tests.oracles import ENTRIES
-from torch_ref import reference
 from torch_ref.masks import position_ids
 from torch_ref.training import cross_entropy
 from twin.cases import batch_for
@@ -51,7 +50,7 @@ class Oracle:
             tensor.requires_grad_()
         self.json = config_json(self.model)
         self.config: TransformerConfig = from_huggingface(self.json, self._fresh)[0]
-        self._captured: dict[str, torch.Tensor] = {}
+        self._hidden, self._positions = {}, {}
         self._watch()
 
     def whole(self):
@@ -73,12 +72,6 @@ class Oracle:
                 tensor.copy_(to_torch(weights[name].copy()))
         return from_huggingface(self.json, weights)[1]
 
-    def reference(self, weights):
-        """The reference in float64 with these weights, which the model gets as well."""
-        model = reference(self.config.with_dtype("float64")).eval()
-        model.load_state_dict({name: torch.from_numpy(array) for name, array in self.load(weights).items()})
-        return model
-
     def pair(self, std, seed, dtype="float64"):
         """Ours of both frameworks, with random weights, which the model gets as well."""
         return Pair(self.config, self.load(self.random_weights(std, seed)), dtype, optimised=dtype == "float32")
@@ -86,34 +79,32 @@ class Oracle:
     def run(self, batch, *, backward=True):
         """Forward and backward; activations and gradients are named as ours."""
         arrays = {name: torch.from_numpy(array) for name, array in batch.items()}
-        for tensor in self.kept().values():
-            tensor.grad = None
-        told = _told_positions(self.model, self.entry.position_tables, arrays)
-        with told, self.whole(), torch.set_grad_enabled(backward):
-            output = self.model(**self._inputs(arrays))
-        first = self.entry.to_logits(self.model, output[0])
-        outputs = {"logits": first}
-        if (pooled := getattr(output, "pooler_output", None)) is not None:
-            outputs["pooled"] = pooled
-        activations = outputs | self._captured
-        if self.config.head == "none":
-            loss = torch.stack([x.square().mean() for x in outputs.values()]).sum()
-        else:
-            # The class of a text is the label of one token.
-            logits = first if first.ndim == 3 else first[:, None]
-            loss = cross_entropy(logits, arrays["labels"])
-            losses = F.cross_entropy(logits.flatten(0, 1), arrays["labels"].flatten(), reduction="none")
-            activations["loss of each token"] = losses.view(arrays["labels"].shape)
-        activations["loss"] = loss
-        found = Values({name: from_torch(tensor.detach()) for name, tensor in activations.items()}, {})
-        if not backward:
-            return found
-        loss.backward()
-        gradients = {
-            name: from_torch(torch.zeros_like(tensor) if tensor.grad is None else tensor.grad)
-            for name, tensor in self.kept().items()
+        self._positions = {
+            name: position_ids(arrays[name], arrays[MASKS[name]])
+            for name in self.entry.position_tables
+            if MASKS[name] in arrays
         }
-        return replace(found, gradients=from_huggingface(self.json, gradients)[1])
+
+        def forward():
+            with self.whole():
+                output = self.model(**self._inputs(arrays), output_attentions=True)
+            first = self.entry.to_logits(self.model, output[0])
+            outputs = {"logits": first}
+            if (pooled := output.get("pooler_output")) is not None:
+                outputs["pooled"] = pooled
+            activations = outputs | self._hidden | self._weights(output)
+            if self.config.head == "none":
+                loss = torch.stack([x.square().mean() for x in outputs.values()]).sum()
+            else:
+                # The class of a text is the label of one token.
+                logits = first if first.ndim == 3 else first[:, None]
+                loss = cross_entropy(logits, arrays["labels"])
+                losses = F.cross_entropy(logits.flatten(0, 1), arrays["labels"].flatten(), reduction="none")
+                activations["loss of each token"] = losses.view(arrays["labels"].shape)
+            return loss, activations | {"loss": loss}
+
+        activations, gradients, _ = torch_side.backward(self.kept() if backward else {}, forward)
+        return Values(activations, from_huggingface(self.json, gradients)[1] if backward else {})
 
     def logits(self, *ids, model=None):
         """Of sequences without padding (a source and a target, or one), by this model or another of its class."""
@@ -147,42 +138,42 @@ class Oracle:
             inputs["position_ids"] = position_ids(arrays["tokens"], arrays["mask"]) + self.entry.first_position
         return inputs
 
+    def _weights(self, output):
+        """The attention weights of all layers."""
+        places = {
+            "attentions": (list(self.entry.stacks)[-1], "self_attention"),
+            "encoder_attentions": ("encoder", "self_attention"),
+            "decoder_attentions": ("decoder", "self_attention"),
+            "cross_attentions": ("decoder", "cross_attention"),
+        }
+        return {
+            f"{side}.{layer}.{kind}": weights
+            for name, (side, kind) in places.items()
+            for layer, weights in enumerate(output.get(name) or ())
+        }
+
     def _watch(self):
-        def keep(name, part=0):
+        def keep(name):
             def hook(module, inputs, output):
-                self._captured[name] = output[part] if isinstance(output, tuple) else output
+                self._hidden[name] = output[0] if isinstance(output, tuple) else output
 
             return hook
 
-        for side, (blocks, attentions) in self.entry.stacks.items():
+        def tell(name):
+            def hook(table, inputs, output):
+                # BART counts from the start of the row and takes no positions. This is the table's own lookup, which
+                # adds its offset; it takes one row of positions.
+                if (positions := self._positions.pop(name, None)) is not None:
+                    output = table.forward(inputs[0], position_ids=positions.flatten()).view(*positions.shape, -1)
+                return output
+
+            return hook
+
+        for side, blocks in self.entry.stacks.items():
             for layer, block in enumerate(self.model.base_model.get_submodule(blocks)):
                 block.register_forward_hook(keep(f"{side}.{layer}.hidden"))
-                for module, kind in attentions.items():
-                    returning = block.get_submodule(module)
-                    returning.register_forward_hook(keep(f"{side}.{layer}.{kind}", self.entry.weights_at))
-
-
-@contextmanager
-def _told_positions(model, tables, arrays):
-    """BART counts from the start of the row and takes no positions: while this is on, its two tables are told."""
-
-    def tell(positions):
-        def hook(table, inputs, output):
-            # The table's own lookup, which adds its offset; it takes one row of positions.
-            return table.forward(inputs[0], position_ids=positions.flatten()).view(*positions.shape, -1)
-
-        return hook
-
-    handles = [
-        model.get_submodule(table).register_forward_hook(tell(position_ids(arrays[name], arrays[MASKS[name]])))
-        for name, table in tables.items()
-        if MASKS[name] in arrays
-    ]
-    try:
-        yield
-    finally:
-        for handle in handles:
-            handle.remove()
+        for name, table in self.entry.position_tables.items():
+            self.model.get_submodule(table).register_forward_hook(tell(name))
 
 
 def config_json(model):
@@ -227,12 +218,13 @@ def bytes_lost(first, second):
     """How many bytes differ, or stand on one side only, of any array."""
 
     def differing(a, b):
-        if a is None or b is None or (a.shape, a.dtype) != (b.shape, b.dtype):
-            return float(max(0 if array is None else array.nbytes for array in (a, b)))
+        if (a.shape, a.dtype) != (b.shape, b.dtype):
+            return float(max(a.nbytes, b.nbytes))
         return float(np.sum(a.reshape(-1).view("u1") != b.reshape(-1).view("u1")))
 
-    names = first.keys() | second.keys()
-    return worst("9 bytes lost", {name: differing(first.get(name), second.get(name)) for name in names}, 0.0)
+    names, nothing = first.keys() | second.keys(), np.zeros(0)
+    lost = {name: differing(first.get(name, nothing), second.get(name, nothing)) for name in names}
+    return worst("9 bytes lost", lost, 0.0)
 
 
 IDS = {"pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}

@@ -34,17 +34,16 @@ ZEROS, ONES = Expected("constant", 0.0), Expected("constant", 1.0)
 def expected(config, path):
     """The distribution of the parameter at `path`; raises KeyError for one that it does not know."""
     *place, layer, leaf = path.split(".")
+    stack = config.stacks.get(path.split(".")[0])
     if leaf in ("bias", "scale"):
         return ZEROS if leaf == "bias" else ONES
     if layer == "lora":
         # PEFT's: nn.init.kaiming_uniform_(A, a=sqrt(5)), which is U(-a, a) with a = inputs^-0.5.
-        stack = config.decoder if place[0] == "decoder" else config.encoder
         return ZEROS if leaf == "b" else Expected("uniform", 1 / math.sqrt(3 * fans(config, stack, place[-1])[0]))
     glorot = config.initializer == "xavier_uniform"
     if leaf == "embedding":
         by_width = glorot and layer == "tokens"
         return Expected("normal", config.d_model**-0.5 if by_width else config.initializer_std)
-    stack = config.decoder if place[:1] == ["decoder"] else config.encoder
     scale = 1.0
     if config.residual_init_scale and layer in ("output", "down"):
         crosses = place[0] == "decoder" and config.encoder is not None
@@ -58,21 +57,10 @@ def expected(config, path):
 
 def fans(config, stack, layer):
     """How many numbers go into a projection, and come out."""
-    model, vocabulary = config.d_model, config.vocab_size or 0
-    if outputs := {"head": vocabulary, "classifier": config.classes, "dense": model}.get(layer):
-        return model, outputs
-    width = config.head_width(stack)
-    asked, answered = stack.num_heads * width, (stack.key_value_heads or stack.num_heads) * width
-    inner = stack.feedforward_width
-    return {
-        "query": (model, asked),
-        "key": (model, answered),
-        "value": (model, answered),
-        "output": (asked, model),
-        "gate": (model, inner),
-        "up": (model, inner),
-        "down": (inner, model),
-    }[layer]
+    width = config.d_model
+    if outputs := {"head": config.vocab_size, "classifier": config.classes, "dense": width}.get(layer):
+        return width, outputs
+    return config.projections(stack)[layer]
 
 
 def gate(config, drawn):

@@ -38,15 +38,12 @@ class Entry:
     kind: type[PreTrainedModel]
     settings: Settings
     """Those of its reduced config: at most 32 wide, no token with a meaning of its own, no dropout that matters."""
-    stacks: Mapping[str, tuple[str, Mapping[str, str]]]
-    """Side of ours -> where its layers are in their base model, and which modules of a layer return which of our
-    attention weights."""
+    stacks: Mapping[str, str]
+    """Side of ours -> where its layers are in their base model."""
     variants: Mapping[str, Settings]
     """Name -> changes of `settings`; each has to change our config."""
     first: bool = False
     """Whether it takes all gates in every run, because no other entry has all of its parts."""
-    weights_at: int = 1
-    """Which of the things that these modules return the weights are, counted from 0."""
     prepare: Callable[[PreTrainedModel], object] = lambda model: None
     """Does to a new or loaded model what its class does only on the way from a file, or only in float32."""
     islands: bool = False
@@ -102,7 +99,7 @@ _ABOVE = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 
 
 def _llama(kind, variants, settings=None, *unwritten, **more):
     """An entry of a descendant of Llama."""
-    stacks = {"decoder": ("layers", {"self_attn": "self_attention"})}
+    stacks = {"decoder": "layers"}
     given = kind, _SETTINGS | (settings or {}), stacks, variants
     return Entry(*given, islands=True, no_longer_written=unwritten, **more)
 
@@ -120,7 +117,7 @@ ENTRIES |= {
             "bos_token_id": None,
             "eos_token_id": None,
         },
-        {"decoder": ("h", {"attn": "self_attention"})},
+        {"decoder": "h"},
         {
             "another width, activation, epsilon and scale": {
                 "n_inner": None,
@@ -241,7 +238,7 @@ ENTRIES |= {
     "opt": Entry(
         hf.OPTForCausalLM,
         _SIZES | {"ffn_dim": 48},
-        {"decoder": ("decoder.layers", {"self_attn": "self_attention"})},
+        {"decoder": "decoder.layers"},
         {
             "post-norm": {"do_layer_norm_before": False},
             "no final norm, untied": {"_remove_final_layer_norm": True, **_UNTIED},
@@ -252,7 +249,7 @@ ENTRIES |= {
     "gpt_neox": Entry(
         hf.GPTNeoXForCausalLM,
         _SIZES | {"intermediate_size": 48, "num_attention_heads": 2},
-        {"decoder": ("layers", {"attention": "self_attention"})},
+        {"decoder": "layers"},
         {
             "one after the other": {"use_parallel_residual": False},
             "no biases of attention, approximate GELU": {"attention_bias": False, "hidden_act": "gelu_new"},
@@ -270,7 +267,7 @@ ENTRIES |= {
 # Encoders: each without a head, as a masked language model, and with the heads of texts and of tokens.
 # As the padding_idx of the token table, a pad_token_id would take token 0 its gradient.
 _BERT = _SIZES | {"num_hidden_layers": 2, "intermediate_size": 80}
-_LAYERS = {"encoder": ("encoder.layer", {"attention.self": "self_attention"})}
+_LAYERS = {"encoder": "encoder.layer"}
 _ONE_KIND = ("position_embedding_type",)
 bert = Entry(
     hf.BertModel,
@@ -307,7 +304,7 @@ distilbert = Entry(
         "max_position_embeddings": 40,
         "pad_token_id": None,
     },
-    {"encoder": ("transformer.layer", {"attention": "self_attention"})},
+    {"encoder": "transformer.layer"},
     {"other sizes": {"n_heads": 8, "n_layers": 1, "hidden_dim": 24, "max_position_embeddings": 11}},
 )
 
@@ -397,10 +394,7 @@ bart = Entry(
         "decoder_start_token_id": None,
         "forced_eos_token_id": None,
     },
-    {
-        "encoder": ("encoder.layers", {"self_attn": "self_attention"}),
-        "decoder": ("decoder.layers", {"self_attn": "self_attention", "encoder_attn": "cross_attention"}),
-    },
+    {"encoder": "encoder.layers", "decoder": "decoder.layers"},
     {
         "scaled embedding, approximate GELU": {"scale_embedding": True, "activation_function": "gelu_new"},
         "untied": {"max_position_embeddings": 11, **_UNTIED},
@@ -467,13 +461,7 @@ t5 = Entry(
         "eos_token_id": None,
         "decoder_start_token_id": None,
     },
-    {
-        "encoder": ("encoder.block", {"layer.0.SelfAttention": "self_attention"}),
-        "decoder": (
-            "decoder.block",
-            {"layer.0.SelfAttention": "self_attention", "layer.1.EncDecAttention": "cross_attention"},
-        ),
-    },
+    {"encoder": "encoder.block", "decoder": "decoder.block"},
     {
         "gated SiLU, other buckets": {
             "feed_forward_proj": "gated-silu",
@@ -483,7 +471,6 @@ t5 = Entry(
         "exact GELU, other widths": {"feed_forward_proj": "gelu", "d_kv": 16, "d_ff": 24, "num_decoder_layers": 1},
     },
     first=True,
-    weights_at=2,
     prepare=_untie,
     islands=True,
     # The installed version writes true, and goes by the arrays when it reads.

@@ -17,26 +17,19 @@ from flax import nnx
 from torch import nn
 
 from jax_tformer.config.presets import ARCHITECTURES
-from jax_tformer.functional import transformer
-from jax_tformer.hub.names import from_reference
 from jax_tformer.model.attention import Attention
 from jax_tformer.model.embedding import sinusoidal
 from jax_tformer.model.masks import Mask, position_ids
-from twin.cases import CONFIGS, weights_for
+from parity_tests.test_decoding import model_of
+from twin.cases import CONFIGS
 
 ARTICLE, LECTURE, NOTEBOOK = (CONFIGS[name] for name in ("article-encoder-decoder", "lecture-seq2seq", "notebook-bert"))
-
-
-def sharp(config):
-    """The model in float64, with weights large enough for attention to be far from uniform."""
-    net = transformer(config.with_dtype("float64"))
-    return net, jax.tree.map(jnp.asarray, from_reference(weights_for(config, 0.2), net.shapes))
 
 
 def first_layer(stack):
     """Layer 0 of a stack, whose parameters carry a leading L axis."""
     graph, parameters = nnx.split(stack.blocks, nnx.Param)
-    return nnx.merge(graph, jax.tree.map(lambda leaf: jnp.asarray(np.asarray(leaf)[0]), parameters))
+    return nnx.merge(graph, jax.tree.map(lambda leaf: leaf[0], parameters))
 
 
 def influence(function, x):
@@ -71,7 +64,7 @@ def literal_decoder_layer(layer, memory, x):
 
 
 def test_cross_attention_turned_round_sees_later_targets_and_needs_equal_lengths():
-    net, params = sharp(ARTICLE)
+    net, params = model_of(ARTICLE)
     layer, rng = first_layer(net.bind(params).decoder), np.random.default_rng(2)
     memory, states = jnp.asarray(rng.standard_normal((2, 1, 5, 6)))
     assert (influence(lambda x: literal_decoder_layer(layer, memory, x), states) > 1e-6).all()
@@ -81,7 +74,7 @@ def test_cross_attention_turned_round_sees_later_targets_and_needs_equal_lengths
 
 def test_our_cross_attention_does_not_see_later_targets():
     """Of a source that is shorter."""
-    net, params = sharp(ARTICLE)
+    net, params = model_of(ARTICLE)
     source, target = jnp.array([[7, 1, 9]]), jnp.array([[4, 11, 2, 8, 5]])
     assert_causal(token_influence(net, params, "target_embedding", target, source))
 
@@ -155,9 +148,9 @@ def test_unmerged_heads_do_not_fit_the_output_projection():
 def test_a_block_without_causal_mask_is_an_encoder_block():
     """The same stack in both roles: what makes a decoder is the mask, which 003 has not."""
     tokens = jnp.array([[4, 11, 2, 8, 5]])
-    net, params = sharp(NOTEBOOK)
+    net, params = model_of(NOTEBOOK)
     assert (token_influence(net, params, "embedding", tokens) > 1e-6).all()
-    net, params = sharp(replace(NOTEBOOK, encoder=None, decoder=NOTEBOOK.encoder))
+    net, params = model_of(replace(NOTEBOOK, encoder=None, decoder=NOTEBOOK.encoder))
     assert_causal(token_influence(net, params, "embedding", tokens))
 
 

@@ -17,7 +17,8 @@ from jax_tformer.config import IGNORED
 from jax_tformer.model.attention import attend
 from jax_tformer.model.masks import Mask
 from parity.gates.measure import FLOAT64_BAR, relative_error
-from parity_tests.test_errata import LECTURE, sharp
+from parity_tests.test_decoding import model_of
+from parity_tests.test_errata import LECTURE
 from twin.reference_loss import mean_cross_entropy
 
 
@@ -48,7 +49,7 @@ def test_minus_ten_thousand_attends_to_padding_where_all_is_padding():
 @cache
 def lecture():
     """The model of 004 (small) on one source and one target; compiled once for each kind of call."""
-    net, params = sharp(LECTURE)
+    net, params = model_of(LECTURE)
     run = jax.jit(lambda params, *inputs, **masks: net.bind(params)(*inputs, **masks, capture=True))
 
     def outputs(source, target, **masks):

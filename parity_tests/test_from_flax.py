@@ -136,9 +136,7 @@ def test_bad_folders():
         from_flax.main([".", str(Path(__file__).parent)])
     Path("config.json").write_text('{"architectures": ["GPT2LMHeadModel"]}')
     for files, message in (
-        ({"x": "../x.msgpack"}, "says that x is in '../x.msgpack'"),
         ({"x": "x.bin"}, "names x.bin"),
-        ({}, "has no weight_map"),
         ({"x": "x.msgpack"}, "x.msgpack does not exist"),
     ):
         write_json(Path("flax_model.msgpack.index.json"), {"weight_map": files})

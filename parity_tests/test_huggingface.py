@@ -1,6 +1,7 @@
 """Gates 1 to 4 and 7 against Hugging Face's own models (see oracles.py)."""
 
 from contextlib import contextmanager
+from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
 from unittest.mock import patch
@@ -14,13 +15,14 @@ from torch.nn import functional
 from jax_tformer.hub.families import CONV1D, FAMILIES, MATRIX, Layout
 from jax_tformer.hub.names import read
 from parity.gates.bridge import Values
-from parity.gates.measure import BFLOAT16, BFLOAT16_VALUES, FLOAT32, ParityError, Sample, compared, quality
+from parity.gates.measure import BFLOAT16_VALUES, FLOAT32, ParityError, Sample, compared, quality
 from parity_tests.huggingface import Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
-from parity_tests.test_models import DRAWS_BFLOAT16, norms
+from parity_tests.pairs import gates_1_and_2
+from parity_tests.test_models import DRAWS_BFLOAT16, norms, record_bfloat16
 from torch_ref.layers import inject
 from twin.cases import PADDINGS, REGIMES
-from twin.dropout import dropout_sites
+from twin.dropout import drawn_masks
 from twin.pair import known_zeros, parity_options
 
 FIRST = [name for name, entry in ENTRIES.items() if entry.first]
@@ -54,16 +56,16 @@ def results(name, weights, batch, dtype):
     pair, oracle = sides(name, dtype)
     pair.load(oracle.load(weights))
     both = pair.run_jax(masked(batch)), oracle.run(batch)
-    return [Values(comparable(oracle.config, batch, side.outputs), side.gradients) for side in both]
+    return [replace(side, outputs=comparable(oracle.config, batch, side.outputs)) for side in both]
 
 
 def truth_of(name, weights, batch, record):
     """Gates 1 and 2 on one case; then what Hugging Face computes in float64, and what is zero in exact arithmetic."""
     ours, theirs = results(name, weights, batch, "float64")
-    zeros = known_zeros(sides(name, "float64")[1].config, theirs.gradients)
-    record(f"huggingface {name}", compared("1 activations", ours.outputs, theirs.outputs))
-    record(f"huggingface {name}", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
-    return theirs, zeros
+    config = sides(name, "float64")[1].config
+    for figure in gates_1_and_2(config, ours, theirs):
+        record(f"huggingface {name}", figure)
+    return theirs, known_zeros(config, theirs.gradients)
 
 
 @pytest.mark.deep
@@ -103,17 +105,14 @@ def narrow_samples(name, dtype, draws, *, backward, **settings):
             narrow.load(weights)
             pair.load(exact.load(weights))
             truth, theirs = (oracle.run(batch, backward=backward) for oracle in (exact, narrow))
-            whole = masked(batch)
-            ours = pair.run_jax(whole) if backward else Values(forward(pair.params, jax.device_put(whole)), {})
+            whole = jax.device_put(masked(batch))
+            ours = pair.run_jax(whole) if backward else Values(jax.device_get(forward(pair.params, whole)), {})
             mine, other, true = (
-                comparable(exact.config, batch, {key: np.asarray(x) for key, x in side.outputs.items()})
-                | (side.gradients if backward else {})
-                for side in (ours, theirs, truth)
+                comparable(exact.config, batch, side.outputs) | side.gradients for side in (ours, theirs, truth)
             )
             # Rounded to the type of theirs: attention weights and logits are float32 here, and bfloat16 there.
             mine = {key: array.astype(other[key].dtype) for key, array in mine.items()}
-            scales = norms(true) | (known_zeros(exact.config, truth.gradients) if backward else {})
-            samples.append(Sample(mine, other, true, scales))
+            samples.append(Sample(mine, other, true, norms(true) | known_zeros(exact.config, truth.gradients)))
         yield samples
 
 
@@ -123,9 +122,7 @@ def test_gate_4(name, record):
     start = Oracle(name)
     start = start.load(start.random_weights(0.02, 0))
     for samples in narrow_samples(name, "bfloat16", DRAWS_BFLOAT16, backward=True):
-        record(f"huggingface {name}", quality("4 bfloat16 / allowed", samples, BFLOAT16))
-        values = [sample.without(start) for sample in samples]
-        record(f"huggingface {name}", quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES))
+        record_bfloat16(f"huggingface {name}", samples, start, record)
 
 
 @pytest.mark.deep
@@ -192,12 +189,7 @@ def test_an_island_of_float32_turns_gates_1_and_2_red():
     weights, batch = plain.random_weights(0.2, 0), plain.batch("right", 0)
     for oracle in (plain, island):
         oracle.load(weights)
-    theirs, truth = island.run(batch), plain.run(batch)
-    zeros = known_zeros(plain.config, truth.gradients)
-    for measured in (
-        compared("1 activations", theirs.outputs, truth.outputs),
-        compared("2 gradients", theirs.gradients, truth.gradients, zero=zeros),
-    ):
+    for measured in gates_1_and_2(plain.config, island.run(batch), plain.run(batch)):
         assert measured.bar < 1e-9 < measured.worst < 1e-3
 
 
@@ -214,7 +206,7 @@ def test_roberta_counts_positions_from_its_padding_token(name, padding, padding_
     """
     oracle = Oracle(name, pad_token_id=padding_token)
     assert oracle.config.encoder.position_offset == padding_token + 1
-    model, batch = oracle.reference(oracle.random_weights(0.2, 0)), oracle.batch(padding, 0)
+    model, batch = oracle.pair(0.2, 0).module, oracle.batch(padding, 0)
     mask = torch.from_numpy(batch["mask"][:-1])
     tokens = torch.from_numpy(batch["tokens"][:-1]).where(mask, padding_token)
     assert not (tokens == padding_token)[mask].any()
@@ -234,13 +226,14 @@ def test_settings_are_honoured(name, variant, record):
     pair = oracle.pair(0.2, 0)
     for padding in ("right", "left"):
         batch = oracle.batch(padding, 0)
-        ours, theirs = pair.run_torch(batch), oracle.run(batch)
-        expected = comparable(oracle.config, batch, theirs.outputs)
-        for activations in (ours.outputs, *((pair.forward(batch),) if padding == "left" else ())):
-            found = comparable(oracle.config, batch, activations)
-            record(f"huggingface {name}", compared("1 activations", found, expected))
-        zeros = known_zeros(oracle.config, theirs.gradients)
-        record(f"huggingface {name}", compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros))
+        ours, theirs = (
+            replace(side, outputs=comparable(oracle.config, batch, side.outputs))
+            for side in (pair.run_torch(batch), oracle.run(batch))
+        )
+        for figure in gates_1_and_2(oracle.config, ours, theirs):
+            record(f"huggingface {name}", figure)
+    found = comparable(oracle.config, batch, pair.forward(batch))
+    record(f"huggingface {name}", compared("1 activations", found, theirs.outputs))
 
 
 @contextmanager
@@ -250,35 +243,23 @@ def told_masks(masks):
     def dropout(x, p, training=True, inplace=False):
         if not training or p == 0:
             return x
-        mask = masks.pop(0)
-        assert mask.shape == x.shape
-        return x * mask / (1 - p)
+        # OPT has the tokens of all rows along one axis.
+        return x * masks.pop(0).view(x.shape) / (1 - p)
 
     with patch.object(functional, "dropout", dropout):
         yield
 
 
-RATE = 0.375
-BERT_RATES = {"hidden_dropout_prob": RATE, "attention_probs_dropout_prob": 0.0}
-RATES = {
-    "t5": {"dropout_rate": RATE},
-    "marian": dict.fromkeys(("dropout", "attention_dropout", "activation_dropout"), RATE),
-    "bert": BERT_RATES,
-    "roberta": BERT_RATES,
-    "distilbert": {"dropout": RATE, "attention_dropout": 0.0, "seq_classif_dropout": RATE},
-}
-
-
-@pytest.mark.parametrize(
-    "name", [name for name in ENTRIES if name in ("t5", "marian") or name.endswith(("texts", "tokens"))]
-)
+@pytest.mark.parametrize("name", ENTRIES)
 def test_they_drop_where_we_do(name, record):
-    """Logits of training agree, where theirs takes our masks in their order: as many, and of the same shapes."""
-    oracle = Oracle(name, **RATES[name.split()[0]])
-    ours, batch = oracle.reference(oracle.random_weights(0.2, 0)), oracle.batch("none", 0)
+    """Logits of training agree, where theirs takes our masks in their order, and every setting is another rate."""
+    settings = FAMILIES[ENTRIES[name].kind.__name__].settings
+    rates = [setting.theirs for setting in settings if "dropout." in setting.ours]
+    oracle = Oracle(name, **{field: 0.25 + number / 16 for number, field in enumerate(rates)})
+    ours, batch = oracle.pair(0.2, 0).module, oracle.batch("none", 0)
     batch = {side: batch[side] for side in ("tokens", "source", "target") if side in batch}
-    rng, sites = np.random.default_rng(0), dropout_sites(oracle.config, batch)
-    masks = {site: torch.from_numpy(rng.random(shape) > RATE) for site, (own, shape) in sites.items() if own > 0}
+    drawn = drawn_masks(oracle.config, jax.random.key(0), batch)
+    masks = {site: torch.from_numpy(np.array(mask)) for site, mask in drawn.items()}
     inject(ours, masks)
     left = list(masks.values())
     oracle.model.train()

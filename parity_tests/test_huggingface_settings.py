@@ -2,7 +2,7 @@
 
 import re
 from copy import deepcopy
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from functools import cache
 from itertools import product
 from operator import attrgetter
@@ -15,7 +15,7 @@ import torch
 from flax import traverse_util
 from transformers.activations import ACT2FN
 
-from jax_tformer.config import DropoutConfig, RotaryConfig, TransformerConfig
+from jax_tformer.config import TransformerConfig
 from jax_tformer.config.errors import InputError
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.files import from_dict
@@ -73,7 +73,9 @@ OLDER = [
     ("qwen2", {"num_attention_heads": 16, "num_key_value_heads": None}),
     ("qwen2", {"use_sliding_window": True, "num_hidden_layers": 30}),
     ("qwen2", {"use_sliding_window": True, "num_hidden_layers": 5}),
+    ("qwen2", {"use_sliding_window": True, "num_hidden_layers": 4, "max_window_layers": 3}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}),
+    ("qwen3", {"hidden_size": 1024}),
     ("qwen3", {"use_sliding_window": True, "layer_types": [WINDOWS, FULL] * 3, "num_hidden_layers": 6}),
     ("gemma", {"hidden_act": "gelu", "rope_theta": 3e4, "num_key_value_heads": 1}),
     ("gemma2", {"num_hidden_layers": 7, "rope_theta": 3e4, "hidden_act": "relu"}),
@@ -90,6 +92,7 @@ OLDER = [
     ("gpt_neox", {"rotary_pct": 1.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "hidden_dropout": 0.1}),
     ("starcoder2", {"rope_parameters": WITHOUT_ORIGINAL}),
     ("starcoder2", {"rope_theta": 1e6, "sliding_window": 4096, "use_bias": False, "residual_dropout": 0.1}),
+    *(("t5", {"feed_forward_proj": words}) for words in ("gelu", "gated-gelu", "gated-silu")),
 ]
 
 
@@ -103,75 +106,24 @@ def test_a_config_json_means_what_transformers_reads_in_it(name, settings):
     assert ours != read(name) or name == "qwen2"
 
 
-GATED = "encoder.activation encoder.gated"
-BERT_RATES = DropoutConfig(0.1, 0.1, 0.1)
-MEANINGS = [
-    (
-        "llama",
-        {"rope_scaling": {"type": "linear", "factor": 4}},
-        "decoder.rotary",
-        RotaryConfig(scaling="linear", factor=4.0),
-    ),
-    ("llama", {"rope_theta": 5e5}, "decoder.position_base", 5e5),
-    ("llama", {"num_attention_heads": 16}, "decoder.key_value_heads", None),
-    # What the first releases of Gemma say, and `transformers` does not take by its word.
-    ("gemma", {"hidden_act": "gelu"}, "decoder.activation", "gelu_tanh"),
-    ("mistral", {}, "decoder.window", 4096),
-    ("mistral", {"sliding_window": None}, "decoder.window", None),
-    ("qwen2", {}, "decoder.window", None),
-    ("qwen2", {"use_sliding_window": True}, "decoder.window", 4096),
-    (
-        "qwen2",
-        {"use_sliding_window": True, "num_hidden_layers": 4, "max_window_layers": 3},
-        "decoder.window_layers",
-        (False, False, False, True),
-    ),
-    ("qwen3", {"hidden_size": 1024}, "decoder.head_width", 128),
-    ("gemma2", {"query_pre_attn_scalar": 144}, "decoder.attention_scale", 144),
-    ("gemma2", {"num_hidden_layers": 7}, "decoder.window_layers", (True, False)),
-    ("gemma3", {"rope_theta": 2e5}, "decoder.window_layers decoder.position_base", ((True,) * 5 + (False,), 2e5)),
-    ("gemma3", {"rope_local_base_freq": 9e3}, "decoder.rotary", RotaryConfig(window_base=9e3)),
-    ("gpt_neox", {"hidden_size": 64, "num_attention_heads": 2}, "decoder.rotary.width", 8),
-    ("opt", {"_remove_final_layer_norm": True}, "decoder.final_norm", False),
-    ("t5", {}, GATED, ("relu", False)),
-    ("t5", {"feed_forward_proj": "gelu"}, GATED, ("gelu_erf", False)),
-    ("t5", {"feed_forward_proj": "gated-gelu"}, GATED, ("gelu_tanh", True)),
-    ("t5", {"feed_forward_proj": "gated-silu"}, GATED, ("silu", True)),
-    # What newer versions save beside it is what they compute.
-    (
-        "t5",
-        {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True},
-        GATED,
-        ("gelu_erf", True),
-    ),
-    ("t5", {"scale_decoder_outputs": None}, "head_scale", False),
-    ("gpt2", {"embd_pdrop": 0.2, "attn_pdrop": 0.3, "resid_pdrop": 0.4}, "dropout", DropoutConfig(0.2, 0.3, 0.4)),
-    (
-        "bart",
-        {"dropout": 0.2, "attention_dropout": 0.3, "activation_dropout": 0.4},
-        "dropout",
-        DropoutConfig(0.2, 0.3, 0.2, feedforward=0.4),
-    ),
-    (
-        "bert",
-        {"hidden_dropout_prob": 0.2, "attention_probs_dropout_prob": 0.3},
-        "dropout",
-        DropoutConfig(0.2, 0.3, 0.2),
-    ),
-    ("bert tokens", {"classifier_dropout": 0.0}, "dropout", BERT_RATES),
-    ("roberta texts", {"classifier_dropout": 0.3}, "dropout", replace(BERT_RATES, pooler=0.3, classifier=0.3)),
-    (
-        "distilbert texts",
-        {"dropout": 0.3, "seq_classif_dropout": 0.5},
-        "dropout",
-        DropoutConfig(0.3, 0.1, 0.3, attention_output=0.0, classifier=0.5),
-    ),
-]
-
-
-@pytest.mark.parametrize("name, settings, fields, expected", MEANINGS)
+@pytest.mark.parametrize(
+    "name, settings, fields, expected",
+    [
+        # What the first releases of Gemma say, and `transformers` does not take by its word.
+        ("gemma", {"hidden_act": "gelu"}, "decoder.activation", "gelu_tanh"),
+        # What newer versions save beside it is what they compute.
+        (
+            "t5",
+            {"feed_forward_proj": "gated-gelu", "dense_act_fn": "gelu", "is_gated_act": True},
+            "encoder.activation encoder.gated",
+            ("gelu_erf", True),
+        ),
+        ("t5", {"scale_decoder_outputs": None}, "head_scale", False),
+        ("bert tokens", {"classifier_dropout": 0.0}, "dropout.classifier", 0.0),
+    ],
+)
 def test_what_settings_become(name, settings, fields, expected):
-    """The numbers: reading two forms wrongly alike would pass the test above."""
+    """Where both forms could be read wrongly alike, and no gate has a model that would show it."""
     assert attrgetter(*fields.split())(read(name, **settings)) == expected
 
 
@@ -273,21 +225,13 @@ def changed(config, changes):
     [
         ("llama", None, {"decoder.window": 4}, "decoder.window: null -> 4"),
         ("llama", None, {"decoder.query_bias": True}, "decoder.key_bias: true -> false"),
-        ("llama", None, {"decoder.rotary.width": 4}, "decoder.rotary.width: null -> 4"),
-        ("gemma2", None, {"decoder.norm_unit_offset": False}, "decoder.norm_unit_offset: true -> false"),
         ("gemma2", None, {"decoder.attention_scale": 7.5}, "decoder.attention_scale: 7.0 -> 7.5"),
-        ("opt", None, {"decoder.norm_placement": "post"}, "decoder.final_norm: false -> true"),
         ("opt", None, {"decoder.position_offset": 0}, "decoder.position_offset: 2 -> 0"),
-        ("bart", None, {"shared_embedding": False}, "shared_embedding: true -> false"),
         ("bart", None, {"decoder.max_positions": 39}, "decoder.max_positions: 40 -> 39"),
-        ("bart", None, {"decoder.embedding_scale": True}, "decoder.embedding_scale: false -> true"),
         ("bart", None, {"encoder.norm_placement": "pre"}, 'encoder.norm_placement: "post" -> "pre"'),
         ("bart", "gpt2", {}, "do not both have an encoder"),
-        ("gpt2", "bert-base", {}, "do not both have an encoder"),
         ("gpt2", "gpt2", {"decoder.positions": "rotary", "decoder.max_positions": None}, "positions"),
-        ("gpt2", "gpt2", {"decoder.attention_scale": "model_width"}, "attention_scale"),
         ("bert", "bert-base", {}, 'head: "none" -> "transform"'),
-        ("bert masked", "bert-base", {"dropout.residual": 0.0}, r"residual: 0\.1 -> 0\.0"),
         ("bert masked", "bert-base", {"encoder.token_types": 0}, "token_type_embeddings"),
     ],
 )

@@ -47,6 +47,13 @@ def narrow_sample(exact, narrow, weights, batch):
     return Sample(ours.outputs | ours.gradients, theirs.outputs | theirs.gradients, tensors, scales)
 
 
+def record_bfloat16(name, samples, start, record):
+    """Gate 4 of all tensors, and of all but the gradients, which are called as the weights that `start` has."""
+    record(name, quality("4 bfloat16 / allowed", samples, BFLOAT16))
+    values = [sample.without(start) for sample in samples]
+    record(name, quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES))
+
+
 def judge_narrow(name, exact, single_cases, half_cases, record):
     """Gates 3 and 4 in these cases, each by itself: a figure over all would not see what only one of them shows."""
     config = (CONFIGS | WINDOWED)[name]
@@ -60,9 +67,7 @@ def judge_narrow(name, exact, single_cases, half_cases, record):
         record(name, quality("3 float32 / allowed", samples, FLOAT32))
     for std, padding in half_cases:
         samples = [narrow_sample(exact, half, *case) for case in inputs(name, std, padding, DRAWS_BFLOAT16)]
-        record(name, quality("4 bfloat16 / allowed", samples, BFLOAT16))
-        values = [sample.without(start) for sample in samples]
-        record(name, quality("4 bfloat16 / allowed", values, BFLOAT16_VALUES))
+        record_bfloat16(name, samples, start, record)
 
 
 @pytest.mark.parametrize("name", CONFIGS)

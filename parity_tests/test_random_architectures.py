@@ -4,19 +4,20 @@ There are 72 examples and 12 caches, always the same, of which `make test` sees 
 examples from that seed, and 360 caches.
 """
 
+from collections import defaultdict
 from dataclasses import fields
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, Phase, find, given, seed, settings
+from hypothesis import HealthCheck, Phase, given, seed, settings
 
-from jax_tformer.config import ComputeConfig, DropoutConfig, StackConfig, TransformerConfig
-from parity.gates.measure import ParityError, compared
-from parity_tests.architectures import cases, configs, stacks
+from parity.gates.measure import ParityError
+from parity_tests.architectures import cases, configs
 from parity_tests.depth import deep
+from parity_tests.pairs import gates_1_and_2
 from parity_tests.test_decoding import model_of, of_cache, reader
 from twin.cases import batch_for, weights_for
-from twin.pair import Pair, known_zeros
+from twin.pair import Pair
 
 QUICK = settings(
     deadline=None,
@@ -41,11 +42,7 @@ def figures(case):
     # rounding error. Below a thousandth of the global norm, a gradient is measured against that thousandth.
     norms = {name: float(np.linalg.norm(gradient)) for name, gradient in theirs.gradients.items()}
     floor = 1e-3 * float(np.linalg.norm(list(norms.values())))
-    zeros = {name: floor for name, norm in norms.items() if norm < floor} | known_zeros(case.config, theirs.gradients)
-    return [
-        compared("1 activations", ours.outputs, theirs.outputs),
-        compared("2 gradients", ours.gradients, theirs.gradients, zero=zeros),
-    ]
+    return gates_1_and_2(case.config, ours, theirs, {name: floor for name, norm in norms.items() if norm < floor})
 
 
 def cached_figures(case):
@@ -92,26 +89,20 @@ def test_random(figures, drawn, part, examples, record, pytestconfig):
         record("random architectures", measured)
 
 
-def test_every_field_is_drawn():
-    """A field that is added to the config must be added here too."""
-    fixed = {"parameter_dtype", "dtype"}  # what the gates themselves choose
-    stack, config = (find(drawn, lambda _: True, settings=QUICK) for drawn in (stacks(5), configs(5)))
-    assert stack.keys() == {field.name for field in fields(StackConfig)}
-    assert config.keys() == {field.name for field in fields(TransformerConfig)}
-    drawn = {field.name for field in fields(DropoutConfig)} | {"attention", "remat", "unroll"}
-    assert drawn == {field.name for part in (DropoutConfig, ComputeConfig) for field in fields(part)} - fixed
-
-
-@pytest.mark.parametrize("strategy", [stacks(5), configs(5)], ids=["stacks", "configs"])
-def test_no_field_is_always_the_same(strategy):
-    seen = {}
+def test_no_field_is_always_the_same():
+    """A field that is added to the config must be drawn too."""
+    seen = defaultdict(set)
 
     @seed(0)
     @settings(QUICK, max_examples=400)
-    @given(strategy)
-    def look(drawn):
-        for name, value in drawn.items():
-            seen.setdefault(name, set()).add(repr(value))
+    @given(configs(5))
+    def look(config):
+        stacks = list(config.stacks.values())
+        parts = [config, config.dropout, config.compute, config.lora, *stacks, *(stack.rotary for stack in stacks)]
+        for part in filter(None, parts):
+            for field in fields(part):
+                seen[type(part).__name__, field.name].add(repr(getattr(part, field.name)))
 
     look()
-    assert not [name for name, values in seen.items() if len(values) < 2]
+    fixed = {("ComputeConfig", "parameter_dtype"), ("ComputeConfig", "dtype")}  # what the gates themselves choose
+    assert {field for field, values in seen.items() if len(values) < 2} == fixed

@@ -23,11 +23,14 @@ def attributes(kind):
     """The attributes that a model of this class reads: its classes, those of the modules it calls, its config's."""
     modeling, config = sys.modules[kind.__module__], kind.config_class
     found = {name for node in _reached(modeling, kind.__name__) for name in _read(node, "config")}
-    configs = [(configuration_utils, "PreTrainedConfig"), (sys.modules[config.__module__], config.__name__)]
-    rotary = hasattr(config, "rope_parameters")
-    for shared in (*SHARED, *((modeling_rope_utils,) if rotary else ())):
-        found |= set(_read(_tree(shared), "config", "layer_config"))
-    for module, name in (*configs, *(((modeling_rope_utils, "RotaryEmbeddingConfigMixin"),) if rotary else ())):
+    configs = {configuration_utils: "PreTrainedConfig", sys.modules[config.__module__]: config.__name__}
+    shared = [*SHARED]
+    if hasattr(config, "rope_parameters"):
+        configs[modeling_rope_utils] = "RotaryEmbeddingConfigMixin"
+        shared.append(modeling_rope_utils)
+    for module in shared:
+        found |= set(_read(_tree(module), "config", "layer_config"))
+    for module, name in configs.items():
         found |= set(_read(next(_definitions(module, name)), "config", "self"))
     # What Python and the class make of themselves is in no file.
     return {name for name in found if not (name.startswith("_") or callable(getattr(config, name, None)))}

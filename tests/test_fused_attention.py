@@ -40,29 +40,21 @@ def padding(length):
     return jnp.asarray(tokens)
 
 
-def output_and_gradients(implementation, inputs, mask):
-    """The output, and what a random gradient of it makes of query, key and value."""
-    *arrays, gradient = inputs
+def attended(implementation, inputs, mask, dtype="float32"):
+    """The output in `dtype`, and what a random gradient of it makes of query, key and value; all as float32."""
+    *arrays, gradient = (x.astype(dtype) for x in inputs)
 
     @jax.jit
     def compute(*arrays):
-        def attended(query, key, value):
-            return attend_by(implementation, query, key, value, mask, WIDTH**-0.5)[0]
+        output, pull = jax.vjp(lambda *x: attend_by(implementation, *x, mask, WIDTH**-0.5)[0], *arrays)
+        return output, *pull(gradient)
 
-        output, pull = jax.vjp(attended, *arrays)
-        return (output, *pull(gradient))
-
-    return compute(*arrays)
-
-
-def attended(implementation, inputs, mask, dtype="float32"):
-    """The same in `dtype`, as float32; what sees nothing must get zeros."""
-    found = output_and_gradients(implementation, [x.astype(dtype) for x in inputs], mask)
+    found = [np.asarray(x, np.float32) for x in compute(*arrays)]
     allowed = mask.boolean(LENGTH, inputs[1].shape[1])
     if allowed is not None:
         blind = ~np.broadcast_to(allowed.any(axis=3)[:, 0], (BATCH, LENGTH))
-        assert not np.asarray(found[0], np.float32)[blind].any(), "what sees nothing gets zeros"
-    return [np.asarray(x, np.float32) for x in found]
+        assert not found[0][blind].any(), "what sees nothing gets zeros"
+    return found
 
 
 def largest_difference(implementation, key_heads, keys, *, masked, causal, segments=None):

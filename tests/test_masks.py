@@ -6,8 +6,7 @@ import numpy as np
 import pytest
 from jax.test_util import check_grads
 
-from jax_tformer.model.attention import attend_by
-from jax_tformer.model.masks import Mask, masked_softmax
+from jax_tformer.model.masks import masked_softmax
 
 SHAPE = (2, 3, 4, 5)
 
@@ -55,16 +54,3 @@ def test_what_rounding_loses_is_the_same_for_every_key():
     (gradient,) = pull(along)
     lost = np.float64(gradient) / np.float64(weights) - np.float64(along)
     assert np.std(lost, axis=-1).max() < 2**-28
-
-
-@pytest.mark.parametrize("implementation", ["einsum", "blocks"])
-@pytest.mark.parametrize("shape", [(2, 3, 70, 70), (1, 3, 70, 70), (1, 1, 1, 70)])
-def test_a_bias_is_added_to_the_scores(implementation, shape):
-    """70 queries are two blocks; the bias may be one for all rows, heads or queries."""
-    rng = np.random.default_rng(2)
-    query, key, value = (jnp.asarray(rng.standard_normal((2, 70, 3, 4))) for _ in range(3))
-    bias = jnp.asarray(rng.standard_normal(shape))
-    found = attend_by(implementation, query, key, value, Mask(causal=True, bias=bias), 0.5)[0]
-    scores = jnp.einsum("bthc,bshc->bhts", query, key) * 0.5 + bias
-    weights = jax.nn.softmax(jnp.where(np.tri(70, dtype=bool)[None, None], scores, -jnp.inf), axis=-1)
-    np.testing.assert_allclose(found, jnp.einsum("bhts,bshc->bthc", weights, value), rtol=1e-12, atol=1e-12)

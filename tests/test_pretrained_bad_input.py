@@ -11,7 +11,7 @@ import pytest
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save_file
 
-from jax_tformer import DropoutConfig, load_pretrained, save_pretrained, transformer
+from jax_tformer import load_pretrained, save_pretrained, transformer
 from jax_tformer.hub import pretrained
 from tests.damages import cut, every, link, say, swap, write
 from tests.pretrained_folders import CONFIG, STACK, save_small, words
@@ -204,12 +204,3 @@ def test_nothing_is_overwritten(whole, tmp_path):
         with refused("is there already"):
             save_pretrained(tmp_path / name, net, params, tokenizer)
     assert contents(tmp_path) == before
-
-
-def test_what_only_training_uses_is_left_out_where_the_class_has_no_place_for_it(tmp_path):
-    net = transformer(replace(CONFIG, initializer="xavier_uniform", dropout=DropoutConfig(feedforward=0.1)))
-    params, tokens = net.init(jax.random.key(0)), jnp.ones((1, 5), int)
-    save_pretrained(tmp_path / "trained", net, params)
-    again, loaded, tokenizer = load_pretrained(tmp_path / "trained")
-    assert (again.config.dropout, tokenizer) == (DropoutConfig(), None)
-    assert jnp.array_equal(again.apply(loaded, tokens), net.apply(params, tokens))

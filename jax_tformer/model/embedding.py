@@ -4,6 +4,7 @@ Positions are sinusoidal (paper, section 3.5), learned, rotary or relative.
 """
 
 import math
+from bisect import bisect_left
 from typing import NamedTuple
 
 import jax.numpy as jnp
@@ -217,15 +218,6 @@ def first_distances(buckets: int, max_distance: int) -> np.ndarray:
     """
     single = buckets // 2
     spread = buckets - single
-    edges = [_root(max_distance**k * single ** (spread - k), spread) for k in range(spread)]
+    powers = [max_distance**k * single ** (spread - k) for k in range(spread)]
+    edges = [bisect_left(range(max_distance), power, key=lambda distance: distance**spread) for power in powers]
     return np.array([*range(single), *edges], np.int32)
-
-
-def _root(number: int, n: int) -> int:
-    """Returns the smallest whole number whose n-th power is at least `number`."""
-    root = round(math.exp(math.log(number) / n))
-    while root**n >= number:
-        root -= 1
-    while root**n < number:
-        root += 1
-    return root

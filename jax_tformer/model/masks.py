@@ -39,7 +39,7 @@ class Mask:
     """The place of the first query: 0, or the first free slot of a cache."""
     stripe: tuple[Count | int, int] = (0, 1)
     """(i, n): the queries are those at places `first` + i + n t, one of the n stripes that devices share."""
-    bias: Float[Array, "#B #H #T #S"] | None = None
+    bias: Float[Array, "#B #H T S"] | None = None
     """Added to the scaled scores; hides nothing."""
     cap: float | None = None
     """Bounds the scaled scores smoothly, before the bias (see `soft_cap`)."""
@@ -94,10 +94,7 @@ class Mask:
         if self.cap is not None:
             scores = soft_cap(scores, self.cap)
         if self.bias is not None:
-            _, _, queries, keys = self.bias.shape
-            every = slice(None)
-            part = self.bias[:, :, rows if queries > 1 else every, columns if keys > 1 else every]
-            scores = scores + part.astype(scores.dtype)
+            scores = scores + self.bias[:, :, rows, columns].astype(scores.dtype)
         seen = self.boolean(length, slots, rows, columns)
         if seen is not None and self.causal and self.is_token is None:
             # Every row sees itself, so none is empty. Then adding is enough, and costs nothing in the backward pass.

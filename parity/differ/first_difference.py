@@ -191,11 +191,11 @@ def followed_pair(
         return jax.tree.map(convert, params)
 
     def run_ours(params: Any, inputs: Mapping[str, Any]) -> dict[str, Any]:
-        return named_outputs(given.call(ours, params, arrays=inputs), "ours", jax.Array, left_out, whole=True)
+        return named_outputs(given.call(ours, params, arrays=inputs), "ours", jax.Array, left_out)
 
     def run_theirs(module: nn.Module, inputs: Mapping[str, Any]) -> dict[str, Any]:
         with defaults_of(module):
-            return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out, whole=True)
+            return named_outputs(given.call(module, arrays=inputs), "theirs", torch.Tensor, left_out)
 
     with _tried(module) as tried:
         returned = _outputs(run_ours, run_theirs, tried, made(_shape), given.arrays)

@@ -35,7 +35,7 @@ def projected(
     `known` are projections by the outputs' names, which are taken where they fit; `like(numbers, output)` has their
     numbers as an array of the output's framework and type.
     """
-    outputs = named_outputs(output, side, kind, left_out, whole=True)
+    outputs = named_outputs(output, side, kind, left_out)
     terms = []
     for name, value in floating(outputs).items():
         shape, recorded = tuple(value.shape), known.get(name)
@@ -44,21 +44,19 @@ def projected(
     return sum(terms[1:], terms[0]), outputs
 
 
-def named_outputs(output: Any, side: str, kind: type, left_out: set[str], *, whole: bool = False) -> dict[str, Any]:
+def named_outputs(output: Any, side: str, kind: type, left_out: set[str]) -> dict[str, Any]:
     """What `side` returned, by path and in its order: "0" and "1.h" of `(y, {"h": h})`, "output" of an array alone.
 
     Dicts, sequences and dataclasses are gone into, and None is nothing. The names of what is no `kind` of array, and of
-    random keys, go to `left_out`; so do those of whole numbers and truth values, unless the `whole` is asked for.
-    Raises ParityError for two outputs by one name, for an empty one, and where none is a floating-point array.
+    random keys, go to `left_out`. Raises ParityError for two outputs by one name, for an empty one, and where none is
+    a floating-point array.
     """
     named = [(path or "output", leaf) for path, leaf in _leaves(output, "") if leaf is not None]
     outputs: dict[str, Any] = {name: leaf for name, leaf in named if isinstance(leaf, kind) and not is_key(leaf)}
-    wide = floating(outputs)
     if len({name for name, _ in named}) < len(named):
         raise ParityError(f"{side} returned two outputs by one name: {[name for name, _ in named]}")
-    if not wide:
+    if not floating(outputs):
         raise ParityError(f"{side} returned no floating-point array; expected one, or a dict or a sequence of them")
-    outputs = outputs if whole else wide
     left_out |= {name for name, _ in named} - outputs.keys()
     if empty := [name for name, array in outputs.items() if 0 in array.shape]:
         raise ParityError(f"{side} returned an empty {empty[0]}; there is nothing to compare")

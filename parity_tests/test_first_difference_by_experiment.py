@@ -1,4 +1,4 @@
-"""`first_difference` says what one side does and the other does not, where running on without it shows so."""
+"""`first_difference` says with what change one side goes on as the other does, where it was run on so."""
 
 from functools import partial
 
@@ -242,6 +242,21 @@ CASES = {
         masked,
         lambda m, x, h: torch.tanh(h * (torch.tensor(LABELS) != -1)),
         "ours reads `mask = jnp.asarray(LABELS) > 0`; with",
+    ),
+    "a mask, where that of theirs holds ones": (
+        lambda p, x, h: jnp.tanh(h) * GRID,
+        lambda m, x, h: torch.tanh(h) * torch.ones(6, 6),
+        "ours multiplies by",
+    ),
+    "an eps, beside another sum of what it is added to": (
+        lambda p, x, h: h * jax.lax.rsqrt(x**2 + 1e-2) * jnp.log1p(x**2),
+        lambda m, x, h: h * torch.rsqrt(x**2) * torch.log(1.0 + x**2),
+        "ours adds 0.01 here",
+    ),
+    "an eps, where that of theirs changes no number": (
+        lambda p, x, h: h * jax.lax.rsqrt(x**2 + 1e-2),
+        lambda m, x, h: h * torch.rsqrt(x**2 + 1e-30),
+        "another constant is added: 0.01 in ours, 1e-30 in theirs",
     ),
     "another slope": (
         lambda p, x, h: jnp.where(h > 0, h, 0.3 * h),
@@ -889,14 +904,14 @@ def test_two_results_that_are_exchanged_are_named_where_they_are_read():
     assert found.ours.source == "return (jnp.exp(other) * (other - mine)).sum(-1)"
 
 
-def test_axes_are_those_of_the_line_that_is_named():
+def test_axes_are_those_of_what_is_read_there():
     def ours(p, x):
         moved, kernel = jnp.transpose(x, (0, 3, 2, 1)), p["up"].reshape(2, 2, 3, 3).transpose(2, 3, 1, 0)
         numbers = ("NHWC", "HWIO", "NHWC")
         return jax.lax.conv_general_dilated(moved, kernel, (1, 1), "VALID", dimension_numbers=numbers)
 
     found = part(ours, lambda m, x: F.conv2d(x, m.up.weight.view(2, 2, 3, 3)).permute(0, 2, 3, 1), numbers(2, 2, 8, 8))
-    assert "with axes 1 and 2 of input 0, [2, 8, 8, 2] there, exchanged" in found.kind
+    assert "with axes 1 and 2 of input 0, as it is read here ([2, 8, 8, 2]), exchanged" in found.kind
 
 
 def test_a_sign_within_complex_numbers_is_not_seen_and_nothing_is_sure():

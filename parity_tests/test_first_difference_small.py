@@ -150,9 +150,8 @@ def test_what_mends_one_output_alone_is_not_sure():
 
     found = asked(ours, of_linear(forward))
     assert not found.sure
-    assert (
-        found.kind is None
-    )  # "ours multiplies by 0.5 here; without that, ours goes on as theirs does" mends the total
+    # Without a factor of 0.5 the total agrees.
+    assert found.kind is None
 
 
 def test_a_mask_of_a_large_negative_number_hides_nothing():

@@ -16,7 +16,7 @@ from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingCon
 from jax_tformer.data import tokenizers as ours
 from jax_tformer.data.sources import load_text
 from jax_tformer.data.tokenizers import Pieces, Tokenizer, build_tokenizer, load_tokenizer
-from jax_tformer.files import write_json
+from jax_tformer.files import read_json, write_json
 from tests.damages import write
 from tests.memory import traced_peak
 from tests.refusals import refused
@@ -74,6 +74,18 @@ def test_batch_gives_the_ids_of_each_text(made):
     for texts in (plain, [*plain, "x<|pad|><|end|> y"], []):
         batch = made.encode_batch(texts)
         assert [ids.tolist() for ids in batch] == [backend_ids(made, text) for text in texts]
+
+
+@pytest.mark.parametrize("change", ["single_word", "lstrip", "rstrip"])
+@pytest.mark.parametrize("config", [BYTES, CHARACTERS, BPE], ids=lambda config: config.kind)
+def test_special_tokens_may_look_at_their_neighbours(config, change, tmp_path):
+    text = ("go on" * 4 + "go  on x on") * 5
+    build_tokenizer(config, [text], {"mask": " on"}).save(tmp_path)
+    saved = read_json(tmp_path / "tokenizer.json")
+    saved["added_tokens"][0][change] = True
+    write_json(tmp_path / "tokenizer.json", saved)
+    loaded = load_tokenizer(tmp_path)
+    assert loaded.encode(text).tolist() == backend_ids(loaded, text)
 
 
 def test_the_ids_of_bytes_and_characters():

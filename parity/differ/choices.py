@@ -58,9 +58,9 @@ def _is_chosen(ours: Values, theirs: Values, number: int) -> bool:
     return number in ours.arrays and any(_lists(ours.arrays[number], array) for array in known)
 
 
-def other_rows(ours: Start, theirs: Start) -> tuple[str, bool] | None:
-    """That ours reads or writes rows by another input than theirs; and whether it mends all if it does so by theirs,
-    there or in all of the same call."""
+def other_rows(ours: Start, theirs: Start) -> str | None:
+    """That ours reads or writes rows by another input than theirs, if it mends all to do so by theirs, there or in all
+    of the same call."""
     values, rows, chain = ours.values, ours.values.rows, ours.row.place.chain
     read = {i: array for i, array in _tables(values, ours.row.inputs).items() if values.leaf(i) is None}
     pairs = [(i, read[i], there) for i in read for there in _tables(theirs.values, theirs.row.inputs).values()]
@@ -73,11 +73,11 @@ def other_rows(ours: Start, theirs: Start) -> tuple[str, bool] | None:
         called = [k for k in alike[0] if rows[k].place.chain == chain and values.leaf(k) is None]
         for numbers in ({i}, {i, *called}):
             changed = {k: np.broadcast_to(there.reshape(tables[k].shape), rows[k].shape) for k in numbers}
-            mends = mended((values, theirs.values), 0, Change(i, changed.pop(i), changed), (ours, theirs))
-            if mends > Mended.NOT_ALL:
+            change = Change(i, changed.pop(i), changed)
+            if mended((values, theirs.values), 0, change, (ours, theirs)) is Mended.ALL:
                 here_by, there_by = (told_of(values, each[0]) for each in alike)
                 other = there_by if here_by != there_by else f"another part of {here_by}"
-                return f"ours reads {here_by}; with {other} in its place{GOES_ON}", mends is Mended.ALL
+                return f"ours reads {here_by}; with {other} in its place{GOES_ON}"
     return None
 
 

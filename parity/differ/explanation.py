@@ -140,9 +140,8 @@ class _Parting:
         """The answer: another order, another weight, a kind that the numbers prove, what an experiment shows; else the
         two lines."""
         first, second, forward = self.first, self.second, self.stage != "backward"
-        if forward and (rows := other_rows(first, second)):
-            sites = self.sides[0].made(first.number), self.sides[1].made(second.number)
-            return Difference(self.stage, *sites, _agreeing(first, second), rows[0], True, rows[1], **self.about)
+        if forward and (said := other_rows(first, second)):
+            return self._confirmed(self.sides[0].made(first.number), said)
         origin = self._origin()
         if origin.inherited is not None and origin.checked:
             return self._in_other_order(*origin.inherited, origin)

@@ -55,10 +55,11 @@ def _lowered(ours: Start, theirs: Start) -> str | None:
 
 def _constants_added(ours: Start, theirs: Start) -> str | None:
     """The same sum with another constant: an eps, which may be too small on one side to change a number there."""
-    for start, other in ((ours, theirs.values), (theirs, ours.values)):
-        values = start.values
+    for start, partner in ((ours, theirs), (theirs, ours)):
+        values, other = start.values, partner.values
         for i in start.near:
-            for j in (j for k in values.equals(values.rows[i].inputs) for j in other.used(k)):
+            same = values.equals(values.rows[i].inputs)
+            for j in (j for k in same for j in other.used(k) if j in partner.near or j in same):
                 constants = {values.side: _added(values, i), other.side: _added(other, j)}
                 here, there = constants["ours"], constants["theirs"]
                 done_too = any(_added(values, k) for k in other.equal.get(j, ()))

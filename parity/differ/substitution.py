@@ -1,8 +1,8 @@
 """Experiments: whether one side, given other numbers in the place of a value, goes on as the other side does.
 
-What agrees says where two sides part; an experiment says what they do differently there. One side is run on from the
+What agrees says where two sides part; an experiment says what would make them go on alike. One side is run on from the
 place as if it had left a step out, had read another value, another table or the same one with its axes exchanged, or
-had the other sign. Where it then computes what the other side computes, and did not before, that was the difference.
+had the other sign. Where it then computes what the other side computes, and did not before, that is said.
 """
 
 import math
@@ -99,8 +99,7 @@ class Experiments:
             return None
         lines = {(self.other.rows[j].place[:2], self.other.rows[j].operation) for _, j in met}
         returned = not self._returned.keys().isdisjoint(j for _, j in met)
-        all_met = frozenset(j for _, j in met)
-        agreement = Agreement(returned, len(lines), met[0][1], Change(number, array, twins or {}, alone), all_met)
+        agreement = Agreement(returned, len(lines), met[0][1], Change(number, array, twins or {}, alone))
         near = len(run) - 1 - met[-1][0] <= _APART
         return agreement if returned or agreement.agreeing >= _ENOUGH or near else None
 
@@ -243,8 +242,6 @@ class Agreement(NamedTuple):
     """The first such value of the other side."""
     change: Change
     """What was put in the place of what."""
-    met: frozenset[int | None]
-    """All such values."""
 
 
 class Finding(NamedTuple):
@@ -265,8 +262,8 @@ def experiment(
     starts: tuple[Sequence[Start], ...],
     ways: "Sequence[Way] | None" = None,
 ) -> Finding | None:
-    """What the two sides do differently where they part, as far as an experiment of one of the `ways` shows it; else
-    None.
+    """With what change one side goes on as the other does where they part, as an experiment of one of the `ways` shows;
+    else None.
 
     `first` and `second` are the starts of ours and theirs that belong together, `starts` all of both sides.
     """
@@ -667,7 +664,7 @@ def _other_axes(experiments: Experiments, start: Start, partner: Start | None, o
         for a, b in combinations((axis for axis, size in enumerate(array.shape) if size > 1), 2):
             agreement = experiments.goes_on(i, array.swapaxes(a, b), alone=True)
             if agreement is not None:
-                read = f"{told_of(values, i)}, {list(array.shape)} there"
+                read = f"{told_of(values, i)}, as it is read here ({list(array.shape)})"
                 yield _Shown(f"with axes {a} and {b} of {read}, exchanged", start.number, i, agreement)
 
 

@@ -108,11 +108,11 @@ def relative_error(ours: np.ndarray, theirs: np.ndarray, scale: float | None = N
     a, b = np.asarray(ours, np.float64), np.asarray(theirs, np.float64)
     if not a.size:
         return 0.0
-    difference, norm = a - b, np.linalg.norm(b) if scale is None else scale
+    difference, norm = a - b, float(np.linalg.norm(b)) if scale is None else scale
     if norm == 0:
         return 0.0 if not difference.any() else float("inf")
-    error = float(np.linalg.norm(difference) / norm)
-    return error if scale is not None else max(error, float(np.abs(difference).max() / np.abs(b).max()))
+    error = float(np.linalg.norm(difference)) / norm
+    return error if scale is not None else max(error, float(np.abs(difference).max()) / float(np.abs(b).max()))
 
 
 def compared(

@@ -319,3 +319,27 @@ def test_what_has_nine_or_ten_digits_in_pytorch_is_no_difference(here, there, di
     found = first_difference(lambda p, x: here(x @ p["up"].T), theirs, {"up": "up.weight"}, [numbers(6, 6)])
     assert not found
     assert digits in str(found.rounded)
+
+
+@pytest.mark.parametrize("factor", [1.0, 1.5])
+def test_what_lies_behind_a_table_in_float32_is_found(factor):
+    """Ours holds it in complex numbers, so that no table of theirs is one of ours: what it rounds is no fault."""
+    rates = 10_000.0 ** (-np.arange(8) / 8)
+
+    def forward(m, x):
+        angles = torch.arange(6)[:, None] * torch.from_numpy(rates.astype(np.float32))
+        first, second = m.up(x).chunk(2, -1)
+        turned = [first * angles.cos() - second * angles.sin(), second * angles.cos() + first * angles.sin()]
+        return torch.tanh(m.down(torch.cat(turned, -1)))
+
+    def ours(p, x):
+        h = x @ p["up"].T
+        turned = jax.lax.complex(h[:, :8], h[:, 8:]) * np.exp(1j * np.arange(6)[:, None] * rates)
+        h = jnp.concatenate([turned.real, turned.imag], -1)
+        return jnp.tanh(h @ p["down"].T) * factor
+
+    theirs = Module(forward, up=lambda: nn.Linear(6, 16, bias=False), down=lambda: nn.Linear(16, 6, bias=False))
+    found = first_difference(ours, theirs, {"up": "up.weight", "down": "down.weight"}, [numbers(6, 6)], backward=False)
+    assert bool(found) == (factor != 1.0)
+    if found:
+        assert found.ours.source.startswith("return jnp.tanh"), str(found)

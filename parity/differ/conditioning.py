@@ -18,6 +18,8 @@ _TIMES = 10.0
 """What differs by so many times as much as rounding moves it has another cause."""
 _DRAWS = 2
 _FLOAT32 = 2.0**-24
+TABLE = 1e-6
+"""What differs by no more may be how a table in float32 rounds."""
 _FEW_DIGITS = {"aten.polygamma": 1e-9, "aten.linalg_matrix_exp": 1e-10}
 """How far a library's own formula in float64 is from the function: PyTorch's trigamma has nine digits, its exponential
 of a small matrix ten."""
@@ -56,6 +58,13 @@ def explained_by_rounding(
                 moved[key] = max(moved.get(key, 0.0), error_of(array, exact[output]))
     times = 1 if tables else _TIMES
     return all(error <= times * moved[key] for key, error in errors.items())
+
+
+def rounds_a_table(sides: tuple[Values, Values], errors: Mapping[str, float]) -> bool:
+    """Whether one side alone holds tables in float32 that have no equal, and some error is far larger than these round:
+    then that is what is looked for, behind them."""
+    large = max(errors.values(), default=0.0) > 1e3 * TABLE
+    return large and bool(_held_in_float32(sides[0])) != bool(_held_in_float32(sides[1]))
 
 
 def _held_in_float32(values: Values) -> set[int]:

@@ -19,7 +19,7 @@ import numpy as np
 from parity.differ.alignment import Start, match, paired, starts_of_both
 from parity.differ.element_order import error_of, in_shape
 from parity.differ.fingerprints import BAR, fingerprint
-from parity.differ.values import Values
+from parity.differ.values import Step, Values
 
 _MOST = 1 << 26
 """Elements, at most, of what is read by the values that are computed anew."""
@@ -45,7 +45,7 @@ class Mended(IntEnum):
     UNKNOWN = 2
     """It is too large to be run, or has operations that cannot be run again."""
     ALL = 3
-    """All, or all until both come to the same lines again."""
+    """All, or all until both come to the same lines again, but for those of a recurrence."""
 
 
 def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple[Start | None, Start | None]) -> Mended:
@@ -60,7 +60,9 @@ def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple
     if change.alone and not all(again):
         return Mended.UNKNOWN  # with axes exchanged, what follows may have to be exchanged as well
     moved = set(filter(None, starmap(_layers_on, zip(place, after, strict=True))))
-    alike = all(again) and (len(moved) < 2 or len(set(map(len, moved))) == 2)
+    # The next step of a recurrence reads what this one made: that one step is mended says little.
+    steps = any(isinstance(n, Step) for start in after if start for n in start.row.layer)
+    alike = all(again) and not steps and (len(moved) < 2 or len(set(map(len, moved))) == 2)
     return Mended.ALL if alike else Mended.ONE_SIDE if any(again) else Mended.NOT_ALL
 
 
@@ -77,9 +79,10 @@ def _starts_after(sides: tuple[Values, Values], side: int, change: Change) -> Me
         return after
     kept = replace(sides[1 - side], again=None)
     ours, theirs = (after, kept) if side == 0 else (kept, after)
-    match(ours, theirs)
+    bar = max(BAR, kept.bar)
+    match(ours, theirs, bar)
     pairs = [(ours.outputs[name], j) for name, j in theirs.outputs.items() if name in ours.outputs]
-    bad = [(i, j) for i, j in pairs if not _error(ours.arrays.get(i), theirs.arrays.get(j)) <= BAR]
+    bad = [(i, j) for i, j in pairs if not _error(ours.arrays.get(i), theirs.arrays.get(j)) <= bar]
     if not bad:
         return Mended.ALL
     bad_of_each = [i for i, _ in bad], [j for _, j in bad]

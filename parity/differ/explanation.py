@@ -21,7 +21,7 @@ from parity.differ.alignment import (
 )
 from parity.differ.answer import Difference, Stage
 from parity.differ.choices import before_choices, other_choice, other_rows, unmatched_choices
-from parity.differ.conditioning import explained_by_rounding
+from parity.differ.conditioning import TABLE, explained_by_rounding, rounds_a_table
 from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance, error_of
 from parity.differ.fingerprints import BAR
@@ -87,6 +87,7 @@ def explain_stage(
     bar = min(most, max(max(finite, default=1.0) / 30, 1e-12)) if len(finite) == len(errors) else most
     about: dict[str, Any] = {"differing": differing, **counted(ours, theirs), "name": name}
     accepted.sides, accepted.error = sides, (stage, max(errors.values(), default=0.0))
+    behind_tables = False
     while True:
         match(ours, theirs, bar)
         match_in_parts(ours, theirs)
@@ -95,6 +96,9 @@ def explain_stage(
         if explained_by_rounding(sides, errors, accepted.names, tables=True, put=accepted.put):
             about["rounded"] = tuple(f"{each} (as float32 rounds a table)" for each in differing)
             return Difference("none", **{**about, "differing": ()})
+        if not behind_tables and rounds_a_table(sides, errors):
+            bar, behind_tables = TABLE, True
+            continue
         found = starts_of_both(sides, bad, backward=stage == "backward")
         first, second, together = (paired_backward if stage == "backward" else paired)(*found)
         while stage == "forward" and together and first and second and (before := before_choices(first, second)):
@@ -104,7 +108,7 @@ def explain_stage(
             # What is looked at below, in one run.
             start.values.want({start.number, *start.agreed, *start.row.inputs, *start.near})
         grown = bool(together and first and second and _is_inherited(first, second))
-        if not grown or bar <= 1e-13:
+        if not grown or behind_tables or bar <= 1e-13:
             break
         bar /= 10
     accepted.starts = first, second

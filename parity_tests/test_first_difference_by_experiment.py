@@ -1096,3 +1096,31 @@ def test_what_is_chosen_by_other_scores_says_nothing_of_the_scores():
     [other] = found.others
     assert other.source.startswith("value = ")
     assert f"  or:      {other}" in str(found)
+
+
+def test_one_step_of_a_recurrence_that_is_mended_alone_is_no_proof():
+    """Ours goes the other way; in the step that comes first in both, it goes on without what it adds there."""
+    alive = np.arange(5) < 4
+
+    def forward(m, x):
+        found, beta = [], torch.zeros(6, dtype=x.dtype)
+        scores = torch.log_softmax(m.up(x), -1)
+        for t in reversed(range(5)):
+            new = torch.logsumexp(scores.T.log_softmax(-1) + (scores[t + 1] + beta)[None], 1)
+            beta = torch.where(torch.tensor(alive[t]), new, beta)
+            found.append(beta)
+        return torch.stack(found[::-1])
+
+    def ours(p, x):
+        scores = jax.nn.log_softmax(x @ p["up"].T)
+
+        def step(beta, given):
+            score, on = given
+            new = jax.nn.logsumexp(jax.nn.log_softmax(scores.T) + (score + beta)[None, :], axis=1)
+            return (jnp.where(on, new, beta),) * 2
+
+        return jax.lax.scan(step, jnp.zeros(6, x.dtype), (scores[1:], alive))[1]
+
+    found = part(ours, forward, backward=False)
+    assert found
+    assert not found.verdict.startswith("sure"), str(found)

@@ -151,9 +151,13 @@ def _run_on(values: Values, change: Change) -> Values | Mended:
         return Mended.UNKNOWN  # of a side that was recorded, the larger ones are not there
     changed: dict[int, Any] = {change.number: change.array}
     try:
-        twins = {k: values.arrays[i] if isinstance(i, int) else i for k, i in change.twins.items()}
-        changed |= {k: in_shape(array, rows[k].shape)[0] for k, array in twins.items()}
-        for k in after:
+        for k in sorted({*after, *change.twins}):
+            if k in change.twins:
+                i = change.twins[k]
+                # What stands for it may have been computed anew.
+                held = i if not isinstance(i, int) else changed[i] if i in changed else values.arrays[i]
+                changed[k] = in_shape(held, rows[k].shape)[0]
+                continue
             arrays = [changed[i] if i in changed else values.array(i) for i in rows[k].inputs]
             with np.errstate(all="ignore"):
                 changed[k] = np.asarray(rows[k].again(arrays))  # type: ignore[misc]

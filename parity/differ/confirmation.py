@@ -43,7 +43,7 @@ class Mended(IntEnum):
     ONE_SIDE = 1
     """All until one side comes to the same line again, and the other one to a line beside it."""
     UNKNOWN = 2
-    """It is too large to be run, or has operations that cannot be run again."""
+    """It is too large to be run, has operations that cannot be run again, or is a step of a recurrence."""
     ALL = 3
     """All, or all until both come to the same lines again, but for those of a recurrence."""
 
@@ -60,9 +60,9 @@ def mended(sides: tuple[Values, Values], side: int, change: Change, place: tuple
     if change.alone and not all(again):
         return Mended.UNKNOWN  # with axes exchanged, what follows may have to be exchanged as well
     moved = set(filter(None, starmap(_layers_on, zip(place, after, strict=True))))
-    # The next step of a recurrence reads what this one made: that one step is mended says little.
-    steps = any(isinstance(n, Step) for start in after if start for n in start.row.layer)
-    alike = all(again) and not steps and (len(moved) < 2 or len(set(map(len, moved))) == 2)
+    if all(again) and any(isinstance(n, Step) for start in after if start for n in start.row.layer):
+        return Mended.UNKNOWN  # the next step of a recurrence reads what this one made, whatever is wrong
+    alike = all(again) and (len(moved) < 2 or len(set(map(len, moved))) == 2)
     return Mended.ALL if alike else Mended.ONE_SIDE if any(again) else Mended.NOT_ALL
 
 

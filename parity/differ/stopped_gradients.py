@@ -26,7 +26,8 @@ def where_one_stops(
     for one, other, stop, reader, hidden, differing in sorted(found, key=lambda each: each[4] != each[5]):
         if hidden >= differing:
             said = f"{other.side} hands a gradient back here, {one.side} does not: it is detached"
-            places = one.site(stop), other.made(reader)
+            own = answer.theirs if one is ours else answer.ours
+            places = one.site(stop), own if reader is None else other.made(reader)
             here, there = places if one is ours else places[::-1]
             proved = hidden == differing
             return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=True, confirmed=proved)
@@ -58,10 +59,11 @@ def _stopped(values: Values) -> list[tuple[int, int]]:
     return [(k, i) for k in sorted(stops, reverse=True) for i in values.rows[k].inputs]
 
 
-def _stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int]]:
+def _stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int | None]]:
     """(where this side alone stops a gradient, what reads its equal on the other side), the last such place first.
 
-    The other side hands to that value, or to what it is the sum of, a gradient that this side computes nowhere.
+    The other side hands to that value, to what reads it, or to what it is the sum of, a gradient that this side
+    computes nowhere.
     """
     alone = {n for n, row in enumerate(other.rows) if row.features is not None and n not in other.equal}
     handed = {other.rows[n].forward for n in alone}
@@ -74,8 +76,11 @@ def _stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int]]:
             # A sum hands on what it is handed, and nothing is computed for it; what others read as well has more.
             hands_on = "add" in other.rows[j].operation or other.copies(j)
             added += [m for m in other.rows[j].inputs if hands_on and len(other.used(m)) == 1]
-        if both.isdisjoint(equal) and not handed.isdisjoint(added) and not _cancels(values, k):
-            yield k, next((m for m in other.used(equal[0]) if m in handed), equal[0])
+        readers = [m for j in equal for m in other.used(j) if m in handed]
+        if both.isdisjoint(equal) and (readers or not handed.isdisjoint(added)) and not _cancels(values, k):
+            yield k, [*readers, *equal][0]
+        elif values.rows[i].kind == "parameter" and not equal:
+            yield k, None  # a weight of zeros has no fingerprint
 
 
 def _cancels(values: Values, number: int) -> bool:

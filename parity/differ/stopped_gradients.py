@@ -62,8 +62,7 @@ def _stopped(values: Values) -> list[tuple[int, int]]:
 def _stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int | None]]:
     """(where this side alone stops a gradient, what reads its equal on the other side), the last such place first.
 
-    The other side hands to that value, to what reads it, or to what it is the sum of, a gradient that this side
-    computes nowhere.
+    The other side hands to that value, or to what it is the sum of, a gradient that this side computes nowhere.
     """
     alone = {n for n, row in enumerate(other.rows) if row.features is not None and n not in other.equal}
     handed = {other.rows[n].forward for n in alone}
@@ -76,9 +75,8 @@ def _stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int | N
             # A sum hands on what it is handed, and nothing is computed for it; what others read as well has more.
             hands_on = "add" in other.rows[j].operation or other.copies(j)
             added += [m for m in other.rows[j].inputs if hands_on and len(other.used(m)) == 1]
-        readers = [m for j in equal for m in other.used(j) if m in handed]
-        if both.isdisjoint(equal) and (readers or not handed.isdisjoint(added)) and not _cancels(values, k):
-            yield k, [*readers, *equal][0]
+        if both.isdisjoint(equal) and not handed.isdisjoint(added) and not _cancels(values, k):
+            yield k, next((m for m in other.used(equal[0]) if m in handed), equal[0])
         elif values.rows[i].kind == "parameter" and not equal:
             yield k, None  # a weight of zeros has no fingerprint
 

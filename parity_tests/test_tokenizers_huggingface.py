@@ -75,7 +75,14 @@ def test_special_tokens(model_type, name, adds, tmp_path):
 
 @pytest.mark.parametrize("spaced", [True, False])
 @pytest.mark.parametrize(
-    "model_type, name", [("gpt2", "GPT2Tokenizer"), ("gpt_neox", "GPTNeoXTokenizer"), ("roberta", "RobertaTokenizer")]
+    "model_type, name",
+    [
+        ("gpt2", "GPT2Tokenizer"),
+        ("gpt_neox", "GPTNeoXTokenizer"),
+        ("roberta", "RobertaTokenizer"),
+        ("llama", "PreTrainedTokenizerFast"),
+        ("llama", "TokenizersBackend"),
+    ],
 )
 def test_a_space_before_the_text(model_type, name, spaced, tmp_path):
     write(tmp_path, byte_level(), model_type, tokenizer_class=name, add_prefix_space=spaced)

@@ -64,6 +64,8 @@ _OWN: Mapping[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
 }
 """Class in `transformers` -> what it always puts before and after a text: Hugging Face's name of the token, and the
 token if the settings do not say; None: nothing."""
+_AS_SAVED = ("PreTrainedTokenizer", "TokenizersBackend")
+"""Classes in `transformers` that put a space before a text where tokenizer.json does, whatever the settings say."""
 _CLEANED = (
     *((f" {mark}", mark) for mark in ".?!,"),
     (" ' ", "'"),
@@ -423,7 +425,8 @@ def follow_settings(backend: tokenizers.Tokenizer, settings: Json, tokens: Mappi
             backend.post_processor = template(backend, Framing(*around))
     first = backend.pre_tokenizer
     normalizer = backend.normalizer
-    if isinstance(first, ByteLevel) and isinstance(spaced := settings.get("add_prefix_space"), bool):
+    spaced = None if kind in _AS_SAVED else settings.get("add_prefix_space")
+    if isinstance(first, ByteLevel) and isinstance(spaced, bool):
         first.add_prefix_space = spaced
         backend.pre_tokenizer = first
     if isinstance(normalizer, BertNormalizer):

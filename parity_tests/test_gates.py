@@ -145,6 +145,7 @@ def test_an_optimizer_that_strays_names_the_users_parameters(module):
         ({"gates": "12"}, ValueError, "there are no gates"),
         ({"inputs": X}, TypeError, "inputs is a ndarray; expected a list"),
         ({"theirs": ours}, TypeError, "theirs is a function; expected a torch.nn.Module"),
+        ({"weights": [*WEIGHTS.items()]}, TypeError, r"weights is a list; expected a dict: .*match_weights\("),
     ],
 )
 def test_arguments_that_do_not_fit_are_refused(given, error, message, module):

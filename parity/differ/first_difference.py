@@ -175,8 +175,6 @@ def followed_pair(
         raise TypeError(f"theirs is a {type(theirs).__name__}; expected a torch.nn.Module, which holds its weights")
     if weights is None and params is None:
         raise ParityError("neither weights nor params are given; expected a weight map, our parameters, or both")
-    if weights is not None and not isinstance(weights, Mapping):
-        raise TypeError(f"weights is a {type(weights).__name__}; expected a dict: our path -> the module's name")
     given, left_out = Inputs.read(inputs), set[str]()
     given = given if held_by is None else given.rounded(held_by, held_by)
     parameters, buffers = followed(lambda: tensors_of(module))

@@ -70,8 +70,13 @@ class Weights:
         `like` is a pytree of our parameters, whose floating arrays the mapping must name all (None for those that stay
         as they are); whole numbers and keys may be named. Without it ours are nested dicts. `optional` names tensors
         that nothing of ours need hold: buffers. Raises ParityError, with both lists, for a mapping that does not fit:
-        names, patterns, parts, shapes.
+        names, patterns, parts, shapes; and TypeError for one that is no dict.
         """
+        if not isinstance(weights, Mapping):
+            kind = type(weights).__name__
+            raise TypeError(
+                f"weights is a {kind}; expected a dict: our path -> the module's name, as match_weights(...).weights is"
+            )
         self.like = like
         shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
         left = _read_left_out(weights.get(LEFT_OUT, []))

@@ -20,6 +20,7 @@ _DRAWS = 2
 _FLOAT32 = 2.0**-24
 TABLE = 1e-6
 """What differs by no more may be how a table in float32 rounds."""
+AS_ROUNDED = " (as float64 rounds)"
 _FEW_DIGITS = {"aten.polygamma": 1e-9, "aten.linalg_matrix_exp": 1e-10}
 """How far a library's own formula in float64 is from the function: PyTorch's trigamma has nine digits, its exponential
 of a small matrix ten."""
@@ -32,16 +33,17 @@ def explained_by_rounding(
     *,
     tables: bool = False,
     put: Collection[int] = (),
-) -> bool:
-    """Whether one side's own results move at least a tenth as far as these errors, if each of its operations rounds
-    otherwise.
+) -> set[str]:
+    """The errors that are small, and of which one side's own results move at least a tenth as far, if each of its
+    operations rounds otherwise.
 
     `names` are those of `errors` by the name of the output; without them an output is called the same. With `tables`,
     what one side alone holds in float32, as frequencies, rounds otherwise too, and the results have to move as far as
     the errors; the two sides have been compared then. `put` are the values of theirs that are numbers of ours.
     """
-    if not errors or not max(errors.values()) < _LARGEST_ERROR:
-        return False
+    small = {key: error for key, error in errors.items() if error < _LARGEST_ERROR}
+    if not small or (tables and len(small) < len(errors)):
+        return set()
     held = {values.side: _held_in_float32(values) for values in sides} if tables else {}
     if all(held.values()):
         held = {}  # what both round is no difference, however each arranges it
@@ -57,7 +59,7 @@ def explained_by_rounding(
             for key in [output] if names is None else names.get(output, [output]):
                 moved[key] = max(moved.get(key, 0.0), error_of(array, exact[output]))
     times = 1 if tables else _TIMES
-    return all(error <= times * moved[key] for key, error in errors.items())
+    return {key for key, error in small.items() if error <= times * moved[key]}
 
 
 def rounds_a_table(sides: tuple[Values, Values], errors: Mapping[str, float]) -> bool:

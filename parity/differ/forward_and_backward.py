@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from parity.differ.answer import Difference
-from parity.differ.conditioning import explained_by_rounding
+from parity.differ.conditioning import AS_ROUNDED, explained_by_rounding
 from parity.differ.element_order import error_of
 from parity.differ.explanation import counted, explain_outputs, explain_stage
 from parity.differ.stopped_gradients import where_one_stops
@@ -91,38 +91,43 @@ def _backward(sides: Sides, name: str) -> Difference:
     zero = 1e-11 * whole if math.isfinite(whole) else 0.0
     alone = tuple(key for key in here if key in sides.frozen and not np.linalg.norm(here[key]) <= zero)
     here.clear()
-    errors, said, forced_ours = {}, [], []
-    # A scan over layers may have a stack of experts in each.
-    rows = Counter(path for path, row in {each for held in sides.held_by.values() for each in held} if row is not None)
+    errors = {}
     for key in sides.trained:
         mine, their, error = compared.get(key, (0.0, 0.0, 0.0))
         # Where theirs hands nothing back, nothing is rounded there.
-        if max(mine, their) <= zero * (1e-3 if key in unreached else 1) or error <= 10 * sides.accepted.bar:
-            continue
-        errors[key] = error
-        reads = f"{error:.1e}" if mine and their else f"zero in {'ours' if their else 'theirs'}"
-        said.append(f"the gradient of {key}: {reads}")
-        for path, layer in sides.held_by.get(key, ()):
-            number = ours.outputs.get(GRADIENT + path)
-            if number is not None:
-                value = ours.rows[number]
-                stacked = value.operation == STACK and layer is not None and value.shape[:1] == (len(value.inputs),)
-                row = layer * len(value.inputs) // rows[path] if stacked and layer is not None else None
-                forced_ours.append(number if row is None else value.inputs[row])
+        tiny = max(mine, their) <= zero * (1e-3 if key in unreached else 1)
+        if not tiny and error > 10 * sides.accepted.bar:
+            errors[key] = error
     names: dict[str, list[str]] = {}
     for key in errors:
         for path in {key, *(path for path, _ in sides.held_by.get(key, ()))}:
             names.setdefault(GRADIENT + path, []).append(key)  # a stack has the gradients of all layers
     sides.accepted.names = names
-    by_rounding = explained_by_rounding((ours, theirs), errors, names, put=sides.accepted.put)
-    if not errors or by_rounding:
-        rounded = tuple(f"{each} (as float64 rounds)" for each in said)
-        return Difference("none", name=name, trained_alone=alone, rounded=rounded, **counted(ours, theirs))
+    rounded = explained_by_rounding((ours, theirs), errors, names, put=sides.accepted.put)
+    differing = tuple(
+        f"the gradient of {key}: {_read(*compared[key])}{AS_ROUNDED * (key in rounded)}" for key in errors
+    )
+    errors = {key: error for key, error in errors.items() if key not in rounded}
+    if not errors:
+        return Difference("none", name=name, trained_alone=alone, rounded=differing, **counted(ours, theirs))
+    forced_ours = []
+    # A scan over layers may have a stack of experts in each.
+    rows = Counter(path for path, row in {each for held in sides.held_by.values() for each in held} if row is not None)
+    for path, layer in (each for key in errors for each in sides.held_by.get(key, ())):
+        number = ours.outputs.get(GRADIENT + path)
+        if number is not None:
+            value = ours.rows[number]
+            stacked = value.operation == STACK and layer is not None and value.shape[:1] == (len(value.inputs),)
+            row = layer * len(value.inputs) // rows[path] if stacked and layer is not None else None
+            forced_ours.append(number if row is None else value.inputs[row])
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
-    forced, differing = (forced_ours, forced_theirs), tuple(said)
     trained = {key for key, (mine, their, _) in compared.items() if max(mine, their) > zero}
     about = differing, sides.held_by, name, sides.accepted
-    answer = explain_stage((ours, theirs), forced, "backward", errors, *about)
+    answer = explain_stage((ours, theirs), (forced_ours, forced_theirs), "backward", errors, *about)
     if not answer.sure:
         answer = where_one_stops(ours, theirs, answer, (set(errors), trained), sides.held_by)
     return replace(answer, trained_alone=alone)
+
+
+def _read(mine: float, their: float, error: float) -> str:
+    return f"{error:.1e}" if mine and their else f"zero in {'ours' if their else 'theirs'}"

@@ -1,6 +1,6 @@
 """Whether what two places read is in one order; else where the order was lost before them."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from itertools import combinations, islice, permutations, product
 from typing import NamedTuple
@@ -97,8 +97,10 @@ def lost_order(first: Start, second: Start) -> Origin | None:
     """
     ours, theirs = first.values, second.values
     experiments = Experiments(ours, theirs)
-    theirs.want(ours.equals(first.agreed))
-    mixed = [i for i in first.agreed if i in ours.equal and not is_in_order(ours, theirs, i, exchanged=True)]
+    read = [i for i in dict.fromkeys((*first.agreed, *first.row.inputs)) if i in ours.equal and _tells(ours, i)]
+    ours.want(read)
+    theirs.want(ours.equals(read))
+    mixed = [i for i in read if not is_in_order(ours, theirs, i, exchanged=True)]
     pairs = [(i, j) for i in mixed for j in sorted(ours.equal[i], key=lambda j: (j not in second.agreed, -j))]
     # What goes on is shown better than what comes to one value, which may be another one transposed.
     for shows in (experiments.goes_on, experiments.reached):
@@ -262,20 +264,25 @@ def is_in_order(ours: Values, theirs: Values, number: int, *, exchanged: bool = 
     here = ours.array(number)
     if here is None or here.size > _LARGEST or ours.rows[number].operation == ROW:
         return True
-    here = without_copies(here).squeeze()
-    for j in ours.equal[number]:
-        there = theirs.array(j)
-        there = None if there is None else without_copies(there).squeeze()
-        if there is None or here.size != there.size:
-            continue
-        few, many = (there, here) if there.ndim <= here.ndim else (here, there)
-        orders = permutations(range(few.ndim)) if few.ndim <= _AXES else [(*range(few.ndim),)]
-        moved = [few.transpose(axes) for axes in orders if exchanged or not _exchanges(axes, few.shape)]
-        # Of batches in batches, one side may have merged the axes in another order.
-        wholes = [many, many.swapaxes(0, 1)] if ours.rows[number].data and many.shape[:1] < few.shape[:1] else [many]
-        if any(_splits(x, y) and _close(y, x.reshape(y.shape)) for x, y in product(moved, wholes)):
-            return True
-    return False
+    known = (there for j in ours.equal[number] if (there := theirs.array(j)) is not None)
+    pairs = (pair for there in known for pair in _splitting(here, there, ours.rows[number].data, exchanged))
+    return any(_close(many, few.reshape(many.shape)) for few, many in pairs)
+
+
+def _splitting(
+    here: np.ndarray, there: np.ndarray, of_data: bool, exchanged: bool
+) -> Iterator[tuple[np.ndarray, np.ndarray]]:
+    """The two arrays, the one with fewer axes first, in those orders of its axes in which the other's are parts of
+    them."""
+    here, there = without_copies(here).squeeze(), without_copies(there).squeeze()
+    if here.size != there.size:
+        return
+    few, many = (there, here) if there.ndim <= here.ndim else (here, there)
+    orders = permutations(range(few.ndim)) if few.ndim <= _AXES else [(*range(few.ndim),)]
+    moved = [few.transpose(axes) for axes in orders if exchanged or not _exchanges(axes, few.shape)]
+    # Of batches in batches, one side may have merged the axes in another order.
+    wholes = [many, many.swapaxes(0, 1)] if of_data and many.shape[:1] < few.shape[:1] else [many]
+    yield from ((x, y) for x, y in product(moved, wholes) if _splits(x, y))
 
 
 def _exchanges(axes: Sequence[int], shape: Sequence[int]) -> bool:
@@ -297,8 +304,8 @@ def _order(ours: Values, theirs: Values, i: int, j: int) -> str:
     state = order(here, there)
     if state == "same" and exchanged_axes(here, there):
         return "exchanged"
-    moved = with_axes_as(here, there) if state == "same" else []
-    if moved and not any(_close(here, array) for array in moved):
+    pairs = [*_splitting(here, there, ours.rows[i].data, exchanged=True)] if state == "same" else []
+    if pairs and not any(_close(many, few.reshape(many.shape)) for few, many in pairs):
         return "merged"
     if state != "unknown":
         return state

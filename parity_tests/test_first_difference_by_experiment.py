@@ -617,6 +617,20 @@ def test_of_two_places_that_stop_a_gradient_the_one_that_theirs_has_not_is_named
     assert found.ours.source.startswith("near = ")
 
 
+def test_what_theirs_makes_while_gradients_are_off_is_detached():
+    def teach(p, x, h):
+        return jnp.square(jnp.sin(h) - jnp.cos(h) * (h @ p["down"].T))
+
+    def teach_there(m, x, h):
+        with torch.no_grad():
+            goal = torch.cos(h) * m.down(h)
+        return (torch.sin(h) - goal).square()
+
+    found = asked(teach, teach_there, backward=True)
+    assert found.theirs.source.startswith("goal = ")
+    assert found.kind == "ours hands a gradient back here, theirs does not: it is detached"
+
+
 def test_a_small_gradient_of_what_theirs_does_not_reach_is_a_difference():
     """As through a softmax that is nearly sure."""
 

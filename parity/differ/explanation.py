@@ -189,7 +189,8 @@ class _Parting:
         ours.want(read)
         theirs.want(ours.equals(read))
         mixed = [first_move(ours, theirs, i) for i in read if not is_in_order(ours, theirs, i)]
-        numbers = (*mixed, *unmatched_choices(self.first, theirs), *(start.number for start in self.starts[0]))
+        partly = sorted(ours.partly.intersection(self.first.agreed))
+        numbers = (*mixed, *partly, *unmatched_choices(self.first, theirs), *(each.number for each in self.starts[0]))
         named = {(site.file, site.line): site for site in map(ours.made, numbers) if site.file}
         told = answer.ours and (answer.ours.file, answer.ours.line)
         return tuple(site for line, site in named.items() if line != told)[:_OTHERS]
@@ -260,8 +261,10 @@ class _Parting:
             # The table that one of them reads may be read by another start of the other side.
             first, second = map(_reading_constants, (first, second), self.starts)
         places, sure = _places(first, second), self.together and (bool(what) or are_counterparts(first, second))
-        # Of complex numbers the absolute values are compared.
-        sure = sure and not any(side.values.reads_complex(side.number) for side in (first, second))
+        for side in (first, second):
+            # Of complex numbers the absolute values are compared; of what agrees in some rows, the others may be wrong.
+            of_complex = side.values.reads_complex(side.number) or (bool(what) and "complex" in side.row.dtype)
+            sure = sure and not of_complex and side.values.partly.isdisjoint(side.agreed)
         # On the way back nothing is run on, so that no more is known.
         checked, sure = origin.checked and (bool(what) or stage == "forward"), sure and not origin.lost
         sure = sure and (by_numbers or not (wrong or (what and stage == "backward")))

@@ -128,7 +128,10 @@ def _mends(first: Start, second: Start, moved: int, number: int, candidates: Seq
     read = [k for k in ours.rows[moved].inputs if _tells(ours, k)]
     if not all(k in ours.equal and is_in_order(ours, theirs, k) for k in read):
         return Mended.NOT_ALL
-    changes = [Change(number, array, {}) for array in candidates]
+    if moved != number:
+        # What was made of it may be in an order that another operation is wrong about.
+        candidates = [array for j in ours.equal.get(moved, ()) for array in _mending(ours, theirs, moved, j)]
+    changes = [Change(moved, array, {}) for array in candidates]
     line = ours.rows[moved].place[:2], ours.rows[moved].operation
     alike = [k for k in ours.equal if (ours.rows[k].place[:2], ours.rows[k].operation) == line]
     if 1 < len(alike) <= _WANTED:  # keys and values, say

@@ -45,7 +45,7 @@ def match_in_parts(ours: Values, theirs: Values) -> None:
         for count, picked in islice({(count, rows.tobytes()): None for count, rows in found}, _CHOICES):
             chosen.setdefault(count, []).append(np.frombuffer(picked, np.int64))
         alone = other.index(other.live() - other.equal.keys() - _chosen_of_others(other))
-        _note(values, other, partial(_chosen, alone, chosen))
+        values.partly = _note(values, other, partial(_chosen, alone, chosen))
 
 
 def _pair(values: Values, other: Values, pairs: Iterable[tuple[int, int]]) -> None:
@@ -54,14 +54,18 @@ def _pair(values: Values, other: Values, pairs: Iterable[tuple[int, int]]) -> No
         other.equal.setdefault(j, []).append(i)
 
 
-def _note(values: Values, other: Values, ways: Callable[[np.ndarray], Iterable[list[list[int]]]]) -> None:
-    """Values without an equal get those of all their parts, in the first way in which each part has some."""
+def _note(values: Values, other: Values, ways: Callable[[np.ndarray], Iterable[list[list[int]]]]) -> set[int]:
+    """Values without an equal get those of all their parts, in the first way in which each part has some; returns
+    them."""
+    noted = set[int]()
     for i in sorted(values.live() - values.equal.keys()):
         row, array = values.rows[i], values.arrays.get(i)
         if array is None or not row.data or row.features is None or is_whole(row.dtype) or array.size > _LARGEST:
             continue
         parts = next(filter(all, ways(array)), [])
         _pair(values, other, [(i, j) for j in dict.fromkeys(j for part in parts for j in part)])
+        noted |= {i} if parts else set()
+    return noted
 
 
 def _stacked(index: Index, array: np.ndarray) -> Iterator[list[list[int]]]:

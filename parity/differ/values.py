@@ -140,6 +140,8 @@ class Value:
     backward: bool = False
     derived: bool = False
     """Whether the program itself differentiates there, as a penalty of gradients does on the way forward."""
+    untracked: bool = False
+    """Whether it is computed where gradients are switched off."""
     forward: int | None = None
     """Of a value on the way back: the value of the forward pass whose derivative it belongs to, where known."""
     features: np.ndarray | None = None
@@ -175,6 +177,8 @@ class Values:
     """A value -> those of the other side with the same fingerprint, in the order of execution."""
     reordered: dict[int, list[int]] = field(default_factory=dict)
     """Whole numbers -> those of the other side that are the same in another order."""
+    partly: set[int] = field(default_factory=set)
+    """Those of which only some rows are known to be equal: what the other side has of it is these."""
     bar: float = BAR
     """How far apart such fingerprints are at most."""
     islands: dict[int, bool] = field(default_factory=dict)

@@ -799,14 +799,15 @@ def test_what_theirs_adds_one_step_later_is_not_left_out(split):
     assert "without that" not in (found.kind or "")
 
 
-def test_zeros_in_the_place_of_a_mask_are_named():
+@pytest.mark.parametrize("masked", [-torch.inf, 1 - 2.0**32])
+def test_zeros_in_the_place_of_a_mask_are_named(masked):
     hidden = np.triu(np.ones((6, 6), bool), 1)
 
     def blind(p, x, h):
         return jax.nn.softmax(jnp.where(hidden, 0.0, h @ x.T)) @ h
 
     def causal(m, x, h):
-        return torch.softmax((h @ x.T).masked_fill(torch.tensor(hidden), -torch.inf), -1) @ h
+        return torch.softmax((h @ x.T).masked_fill(torch.tensor(hidden), masked), -1) @ h
 
     assert asked(blind, causal).kind == "theirs reads a mask here where ours reads zeros"
 
@@ -1138,3 +1139,46 @@ def test_one_step_of_a_recurrence_that_is_mended_alone_is_no_proof():
     found = part(ours, forward, backward=False)
     assert found
     assert not found.verdict.startswith("sure"), str(found)
+
+
+@pytest.mark.parametrize("wrong", [False, True])
+def test_what_agrees_in_some_rows_may_be_wrong_in_the_others(wrong):
+    """Theirs computes a part of the numbers, and has them nowhere beside others that are wrong."""
+
+    def within(p, x, h):
+        h = h[:, ::2]
+        inside = jnp.abs(h) < 0.7
+        safe = jnp.where(inside, h, 0.0)
+        inner = jnp.where(inside, jnp.sin(3 * safe) + 2, safe if wrong else h)
+        return x.at[:, np.arange(0, 6, 2)].set(inner)
+
+    def within_there(m, x, h):
+        h = h[:, ::2]
+        inside = h.abs() < 0.7
+        after, out = h.clone(), torch.empty_like(x)
+        after[inside] = torch.sin(3 * h[inside]) + 2
+        out[:, torch.arange(1, 6, 2)] = x[:, 1::2]
+        out[:, torch.arange(0, 6, 2)] = after
+        return out
+
+    found = asked(within, within_there)
+    assert bool(found) == wrong
+    if found:
+        assert not found.sure
+        assert any("inner = " in site.source for site in (found.ours, *found.others))
+
+
+@pytest.mark.parametrize("factor", [2.0, 3.0])
+def test_a_factor_of_complex_numbers_that_is_taken_back_is_not_sure(factor):
+    """As that of a Fourier transform, which each side may divide by where it goes there or comes back."""
+
+    def filtered(p, x, h):
+        return jnp.fft.irfft(jnp.fft.rfft(h) * jnp.array([1.0, factor, 1.0, 1.0]), 6)
+
+    def filtered_there(m, x, h):
+        spectrum = torch.fft.rfft(h, norm="forward") * torch.tensor([1.0, 2.0, 1.0, 1.0])
+        return torch.fft.irfft(spectrum, 6, norm="forward")
+
+    found = asked(filtered, filtered_there)
+    assert bool(found) == (factor != 2.0)
+    assert not found.sure

@@ -326,3 +326,58 @@ def test_axes_that_are_exchanged_before_they_are_merged_are_in_another_order():
     assert found.sure
     assert found.kind == "the same numbers in another order"
     assert "einsum" in found.ours.source
+
+
+def test_heads_that_theirs_merges_wrongly_are_named_where_ours_keeps_them_apart():
+    def mixed(p, x):
+        heads = jnp.tanh(x @ p["query"]["kernel"] + p["query"]["bias"]).reshape(2, 5, 3, 4)
+        return jnp.einsum("bthc,hcd->btd", heads, p["output"]["kernel"].reshape(3, 4, 6)) + p["output"]["bias"]
+
+    def mixed_there(self, x):
+        heads = torch.tanh(self.query(x).view(2, 5, 3, 4).transpose(1, 2))
+        return self.output(heads.reshape(2, 5, 12))
+
+    theirs = Module(mixed_there, query=lambda: nn.Linear(6, 12), output=lambda: nn.Linear(12, 6))
+    found = first_difference(mixed, theirs, linear_rows("query", "output"), [numbers(2, 5, 6)])
+    assert found.theirs.source == "return self.output(heads.reshape(2, 5, 12))"
+    assert found.kind == "the same numbers in another order"
+
+
+def test_of_two_sides_that_join_in_their_own_orders_the_one_that_takes_the_wrong_part_is_named():
+    """With what is mixed in the order of theirs ours would go on as theirs does; what is joined is right as it is."""
+
+    def mixed(p, x):
+        h = x @ p["query"]["kernel"] + p["query"]["bias"]
+        queries = jnp.concatenate([jnp.sin(h), h])
+        values = jnp.concatenate([jnp.cos(h), 2 * h])
+        mixed = jax.nn.softmax(queries @ queries.T) @ values
+        return jnp.tanh(mixed[:6])
+
+    def mixed_there(self, x):
+        h = self.query(x)
+        queries, values = torch.cat([h, h.sin()]), torch.cat([2 * h, h.cos()])
+        mixed = (queries @ queries.T).softmax(-1) @ values
+        return torch.tanh(mixed[:6])
+
+    theirs = Module(mixed_there, query=lambda: nn.Linear(6, 6))
+    found = first_difference(mixed, theirs, linear_rows("query"), [numbers(6, 6)])
+    assert not found.sure
+    assert any("mixed[:6]" in site.source for site in (found.ours, *found.others))
+
+
+def test_a_table_whose_numbers_repeat_is_named_where_it_is_put_together():
+    """Sines and cosines of distances on both sides, which a weight is multiplied by."""
+
+    def turned(p, x):
+        angles = jnp.arange(4.0, -5.0, -1.0)[:, None] / 10.0 ** jnp.arange(3)
+        table = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)
+        return x @ (table @ p["query"]["kernel"] + p["query"]["bias"]).T
+
+    def turned_there(self, x):
+        angles = torch.arange(4, -5, -1, dtype=torch.float64)[:, None] / 10 ** torch.arange(3, dtype=torch.float64)
+        return x @ self.query(torch.stack([angles.sin(), angles.cos()], -1).flatten(1)).T
+
+    theirs = Module(turned_there, query=lambda: nn.Linear(6, 6))
+    found = first_difference(turned, theirs, linear_rows("query"), [numbers(6, 6)])
+    assert found.ours.source == "table = jnp.concatenate([jnp.sin(angles), jnp.cos(angles)], -1)"
+    assert found.kind.startswith("the same numbers in another order")

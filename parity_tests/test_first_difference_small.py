@@ -696,7 +696,7 @@ def test_a_factor_is_that_of_the_line_and_not_of_the_square_behind_it():
         return jnp.square(jnp.abs(spectrum))
 
     found = asked(ours, theirs)
-    assert found.kind == "ours is 2.82843 (sqrt(8)) times theirs"
+    assert found.kind == "perhaps ours is 2.82843 (sqrt(8)) times theirs"
 
 
 def test_numbers_that_stand_in_two_arrangements_are_no_others():

@@ -617,20 +617,6 @@ def test_of_two_places_that_stop_a_gradient_the_one_that_theirs_has_not_is_named
     assert found.ours.source.startswith("near = ")
 
 
-def test_what_theirs_makes_while_gradients_are_off_is_detached():
-    def teach(p, x, h):
-        return jnp.square(jnp.sin(h) - jnp.cos(h) * (h @ p["down"].T))
-
-    def teach_there(m, x, h):
-        with torch.no_grad():
-            goal = torch.cos(h) * m.down(h)
-        return (torch.sin(h) - goal).square()
-
-    found = asked(teach, teach_there, backward=True)
-    assert found.theirs.source.startswith("goal = ")
-    assert found.kind == "ours hands a gradient back here, theirs does not: it is detached"
-
-
 def test_a_small_gradient_of_what_theirs_does_not_reach_is_a_difference():
     """As through a softmax that is nearly sure."""
 
@@ -1181,4 +1167,5 @@ def test_a_factor_of_complex_numbers_that_is_taken_back_is_not_sure(factor):
 
     found = asked(filtered, filtered_there)
     assert bool(found) == (factor != 2.0)
-    assert not found.sure
+    if found:
+        assert not found.sure

@@ -4,7 +4,7 @@ The logarithm of a difference, say, has few digits left of what it is given, and
 """
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping
 
 import numpy as np
 
@@ -20,7 +20,6 @@ _DRAWS = 2
 _FLOAT32 = 2.0**-24
 TABLE = 1e-6
 """What differs by no more may be how a table in float32 rounds."""
-AS_ROUNDED = " (as float64 rounds)"
 _FEW_DIGITS = {"aten.polygamma": 1e-9, "aten.linalg_matrix_exp": 1e-10}
 """How far a library's own formula in float64 is from the function: PyTorch's trigamma has nine digits, its exponential
 of a small matrix ten."""
@@ -60,6 +59,11 @@ def explained_by_rounding(
                 moved[key] = max(moved.get(key, 0.0), error_of(array, exact[output]))
     times = 1 if tables else _TIMES
     return {key for key, error in small.items() if error <= times * moved[key]}
+
+
+def as_rounded(differing: Iterable[str]) -> tuple[str, ...]:
+    """How an answer says of what differs that rounding explains it."""
+    return tuple(f"{each} (as float64 rounds)" for each in differing)
 
 
 def rounds_a_table(sides: tuple[Values, Values], errors: Mapping[str, float]) -> bool:

@@ -21,7 +21,7 @@ from parity.differ.alignment import (
 )
 from parity.differ.answer import Difference, Stage
 from parity.differ.choices import before_choices, other_choice, other_rows, unmatched_choices
-from parity.differ.conditioning import AS_ROUNDED, TABLE, explained_by_rounding, rounds_a_table
+from parity.differ.conditioning import TABLE, as_rounded, explained_by_rounding, rounds_a_table
 from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance, error_of
 from parity.differ.fingerprints import BAR
@@ -62,12 +62,13 @@ def explain_outputs(
         errors[key] = error_of(here, there)
     errors = {key: error for key, error in errors.items() if not error <= accepted.bar}
     rounded = explained_by_rounding((ours, theirs), errors, put=accepted.put)
-    said = tuple(f"{key}: {error:.1e}{AS_ROUNDED * (key in rounded)}" for key, error in errors.items())
+    said = {key: f"{key}: {error:.1e}" for key, error in errors.items()}
     errors = {key: error for key, error in errors.items() if key not in rounded}
     if not errors:
-        return Difference("none", name=name, rounded=said, **counted(ours, theirs))
+        return Difference("none", name=name, rounded=as_rounded(said.values()), **counted(ours, theirs))
+    differing = tuple(map(said.__getitem__, errors))
     bad = [ours.outputs[key] for key in errors], [theirs.outputs[key] for key in errors]
-    return explain_stage((ours, theirs), bad, "forward", errors, said, held_by, name, accepted)
+    return explain_stage((ours, theirs), bad, "forward", errors, differing, held_by, name, accepted)
 
 
 def explain_stage(
@@ -94,7 +95,8 @@ def explain_stage(
         match_in_parts(ours, theirs)
         if accepted.postpones():
             return Difference(stage, **about)
-        if explained_by_rounding(sides, errors, accepted.names, tables=True, put=accepted.put) >= errors.keys():
+        by_tables = explained_by_rounding(sides, errors, accepted.names, tables=True, put=accepted.put)
+        if by_tables and len(by_tables) == len(errors):
             about["rounded"] = tuple(f"{each} (as float32 rounds a table)" for each in differing)
             return Difference("none", **{**about, "differing": ()})
         if not behind_tables and rounds_a_table(sides, errors):

@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 
 from parity.differ.answer import Difference
-from parity.differ.conditioning import AS_ROUNDED, explained_by_rounding
+from parity.differ.conditioning import as_rounded, explained_by_rounding
 from parity.differ.element_order import error_of
 from parity.differ.explanation import counted, explain_outputs, explain_stage
 from parity.differ.stopped_gradients import where_one_stops
@@ -104,12 +104,11 @@ def _backward(sides: Sides, name: str) -> Difference:
             names.setdefault(GRADIENT + path, []).append(key)  # a stack has the gradients of all layers
     sides.accepted.names = names
     rounded = explained_by_rounding((ours, theirs), errors, names, put=sides.accepted.put)
-    differing = tuple(
-        f"the gradient of {key}: {_read(*compared[key])}{AS_ROUNDED * (key in rounded)}" for key in errors
-    )
+    said = {key: f"the gradient of {key}: {_read(*compared[key])}" for key in errors}
     errors = {key: error for key, error in errors.items() if key not in rounded}
     if not errors:
-        return Difference("none", name=name, trained_alone=alone, rounded=differing, **counted(ours, theirs))
+        notes = as_rounded(said.values())
+        return Difference("none", name=name, trained_alone=alone, rounded=notes, **counted(ours, theirs))
     forced_ours = []
     # A scan over layers may have a stack of experts in each.
     rows = Counter(path for path, row in {each for held in sides.held_by.values() for each in held} if row is not None)
@@ -122,7 +121,7 @@ def _backward(sides: Sides, name: str) -> Difference:
             forced_ours.append(number if row is None else value.inputs[row])
     forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
     trained = {key for key, (mine, their, _) in compared.items() if max(mine, their) > zero}
-    about = differing, sides.held_by, name, sides.accepted
+    about = tuple(map(said.__getitem__, errors)), sides.held_by, name, sides.accepted
     answer = explain_stage((ours, theirs), (forced_ours, forced_theirs), "backward", errors, *about)
     if not answer.sure:
         answer = where_one_stops(ours, theirs, answer, (set(errors), trained), sides.held_by)

@@ -86,7 +86,7 @@ def _zeros_for_mask(ours: Start, theirs: Start) -> str | None:
         if mine is None or moved is None:
             continue
         for side, other, array, its in ((ours, theirs, mine, moved), (theirs, ours, moved, mine)):
-            hidden = (finite(array) == 0) & (array != 0)
+            hidden = (finite(array) == 0) & (array < 0)
             if hidden.any() and not its[hidden].any():
                 return f"{side.values.side} reads a mask here where {other.values.side} reads zeros"
     return None
@@ -175,7 +175,7 @@ def _masks(side: Start, near: Sequence[int], below: float = -1e30) -> list[np.nd
     """Each of these values, but for tables, that masks something; a side may mask in several steps."""
     rows = side.values.rows
     # The largest of no numbers is no mask.
-    made = [i for i in near if rows[i].data and not re.search("scatter|max", rows[i].operation)]
+    made = [i for i in near if rows[i].data and not re.search("scatter.(max|reduce)", rows[i].operation)]
     arrays = [side.values.array(i) for i in made if len(rows[i].shape) >= 2]
     return [array for array in arrays if array is not None and _masked(array, below).any()]
 

@@ -1,4 +1,4 @@
-"""Where one side alone stops a gradient, as `stop_gradient`, `detach` and `no_grad` do."""
+"""Where one side alone stops a gradient, as `stop_gradient` and `detach` do."""
 
 import re
 from collections.abc import Iterator
@@ -52,22 +52,11 @@ def _hidden_by(
 def _stopped(values: Values) -> list[tuple[int, int]]:
     """(where a gradient is stopped, that of what) on one side, the last first.
 
-    What autograd saves is detached as well; nothing on the way forward but derivatives is made of that. What was made
-    while gradients were off is stopped where it is read.
+    What autograd saves is detached as well; nothing on the way forward but derivatives is made of that.
     """
-    rows = values.rows
-    read = [(m, k) for m, row in enumerate(rows) if not (row.backward or row.derived) for k in row.inputs]
-    stops = {(k, i) for _, k in read if _DETACHES.search(rows[k].operation) for i in rows[k].inputs}
-    stops |= {(k, k) for m, k in read if _is_untracked(values, k) and not _is_untracked(values, m)}
-    return sorted(stops, reverse=True)
-
-
-def _is_untracked(values: Values, number: int) -> bool:
-    """Whether it was made while gradients were off; a weight that was looked at then is the weight."""
-    return values.rows[number].untracked and values.leaf(number) is None
-
-
-_DETACHES = re.compile("stop_grad|detach")
+    read = {k for row in values.rows if not (row.backward or row.derived) for k in row.inputs}
+    stops = [k for k in read if re.search("stop_grad|detach", values.rows[k].operation)]
+    return [(k, i) for k in sorted(stops, reverse=True) for i in values.rows[k].inputs]
 
 
 def _stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int | None]]:
@@ -86,16 +75,16 @@ def _stopped_alone(values: Values, other: Values) -> Iterator[tuple[int, int | N
             # A sum hands on what it is handed, and nothing is computed for it; what others read as well has more.
             hands_on = "add" in other.rows[j].operation or other.copies(j)
             added += [m for m in other.rows[j].inputs if hands_on and len(other.used(m)) == 1]
-        if both.isdisjoint(equal) and not handed.isdisjoint(added) and not _cancels(values, k, i):
+        if both.isdisjoint(equal) and not handed.isdisjoint(added) and not _cancels(values, k):
             yield k, next((m for m in other.used(equal[0]) if m in handed), equal[0])
         elif values.rows[i].kind == "parameter" and not equal:
             yield k, None  # a weight of zeros has no fingerprint
 
 
-def _cancels(values: Values, number: int, of: int) -> bool:
+def _cancels(values: Values, number: int) -> bool:
     """Whether it is the maximum that is subtracted before an exponential, whose gradient is zero in the end, or is
     subtracted from itself, so that a sum has its gradient and not its number."""
-    rows = values.rows
+    rows, [of] = values.rows, values.rows[number].inputs
     most = any("max" in rows[i].operation for i in (of, *rows[of].inputs))
     less = [k for k in values.used(number) if "sub" in rows[k].operation]
     from_what = [i for k in less for i in rows[k].inputs if i != number]
@@ -108,9 +97,7 @@ def _weights_behind(values: Values, number: int) -> set[str]:
     """The weights that a gradient of a value is handed back to."""
     seen, todo = {number}, [number]
     for i in todo:
-        row = values.rows[i]
-        before = [] if _DETACHES.search(row.operation) else dict.fromkeys(row.inputs)
-        before = [k for k in before if _is_untracked(values, i) or not _is_untracked(values, k)]
-        todo += [k for k in before if k not in seen and not is_whole(values.rows[k].dtype)]
+        before = [] if re.search("stop_grad|detach", values.rows[i].operation) else values.rows[i].inputs
+        todo += [k for k in dict.fromkeys(before) if k not in seen and not is_whole(values.rows[k].dtype)]
         seen.update(todo)
     return {values.rows[i].name for i in seen if values.rows[i].kind == "parameter"}

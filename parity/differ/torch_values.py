@@ -280,7 +280,7 @@ class Recorder(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         back, written = self._goes_back(), _place(self._call)
         forward = None if node is None else self._nodes.get(node._sequence_nr())
-        module, place, untracked = self.modules[-1], written, node is None and _is_untracked()
+        module, place = self.modules[-1], written
         if node is not None and forward is not None:
             made = self.values.rows[forward]
             module, place = made.module, written if back and _is_written(written) else made.place
@@ -289,7 +289,7 @@ class Recorder(TorchDispatchMode):
                 continue
             row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
             row.backward, row.derived, row.forward = back, not back and node is not None, forward if back else None
-            row.untracked, row.again = untracked, partial(again, n) if known else None
+            row.again = partial(again, n) if known else None
             given = self._put.get(len(self.values.rows))
             # What is expanded holds each number once, and has it from the value that it is a view of.
             if given is not None and (tensor.numel() < 2 or 0 not in tensor.stride()):
@@ -381,14 +381,6 @@ def _place(call: Any) -> Place:
         return Place()
     chain = tuple(frame.f_code.co_name for frame in reversed((written or layers)[:6]))
     return Place(chosen.f_code.co_filename, chosen.f_lineno, chosen.f_code.co_name, chain)
-
-
-def _is_untracked() -> bool:
-    """Whether somebody has switched gradients off; a function with a derivative of its own does so as well."""
-    frame: Any = None if torch.is_grad_enabled() else sys._getframe(2)
-    while frame is not None and not frame.f_code.co_filename.endswith("torch/autograd/function.py"):
-        frame = frame.f_back
-    return not torch.is_grad_enabled() and frame is None
 
 
 def _passes_on(code: Any) -> bool:

@@ -140,8 +140,6 @@ class Value:
     backward: bool = False
     derived: bool = False
     """Whether the program itself differentiates there, as a penalty of gradients does on the way forward."""
-    untracked: bool = False
-    """Whether it is computed where gradients are switched off."""
     forward: int | None = None
     """Of a value on the way back: the value of the forward pass whose derivative it belongs to, where known."""
     features: np.ndarray | None = None

@@ -603,6 +603,84 @@ def test_where_a_gradient_is_handed_on_is_named_and_not_where_it_is_added():
     assert found.theirs.source == "q = h + (q - h).detach()"
 
 
+def goal_there(m, x, h):
+    with torch.no_grad():
+        goal = torch.tanh(m.down(h))
+    return torch.sin(goal - h) * goal.cos()
+
+
+def quantized_there(m, x, h, names=("positions", "norm")):
+    """What is left is rounded again, and the rounded numbers hand their gradient to what was rounded."""
+    total, rest = 0, h
+    for name in names:
+        q = torch.tanh(x) * getattr(m, name).weight
+        q = rest + (q - rest).detach()
+        rest = rest - q.detach()
+        total = total + q
+    return torch.sin(total) + torch.cos(rest)
+
+
+def quantized(p, x, h, names=("positions", "scale"), given=False, left=jax.lax.stop_gradient):
+    total, rest = 0, h
+    for name in names:
+        q = jnp.tanh(x) * p[name]
+        q = q if given else rest + jax.lax.stop_gradient(q - rest)
+        rest = rest - left(q)
+        total = total + q
+    return jnp.sin(total) + jnp.cos(rest)
+
+
+HANDED = {
+    "to what theirs computes without gradients": (
+        lambda p, x, h: jnp.sin((goal := jnp.tanh(h @ p["down"].T)) - h) * jnp.cos(goal),
+        goal_there,
+        "theirs",
+        "goal = torch.tanh(m.down(h))",
+        "ours hands a gradient back here, theirs does not: it is detached",
+    ),
+    "not to what was rounded": (
+        partial(quantized, names=["positions"], given=True),
+        partial(quantized_there, names=["positions"]),
+        "theirs",
+        "q = rest + (q - rest).detach()",
+        "each hands a gradient back to something else here",
+    ),
+    "to what is taken off": (
+        partial(quantized, left=lambda q: q),
+        quantized_there,
+        "ours",
+        "rest = rest - left(q)",
+        "ours hands a gradient back here, theirs does not: it is detached",
+    ),
+}
+
+
+@pytest.mark.parametrize("mine, their, side, source, said", HANDED.values(), ids=HANDED)
+def test_who_is_handed_a_gradient_is_said(mine, their, side, source, said):
+    found = asked(mine, their, backward=True)
+    assert getattr(found, side).source == source, str(found)
+    assert found.kind == said
+
+
+def test_a_mask_behind_the_lines_is_not_sure_there():
+    """What ours takes along an axis, and theirs shifts, has no equal in the right port either."""
+    places = np.arange(6) + np.arange(6)[:, None]
+
+    def shifted(p, x, h, seen=places < 8):
+        moved = jnp.take_along_axis(h, jnp.asarray(places % 6), -1)
+        scores = moved + x
+        return jax.nn.softmax(jnp.where(seen, scores, -1e30), -1) @ h
+
+    def shifted_there(m, x, h):
+        wide = torch.cat([h, h], -1)
+        moved = torch.stack([row[n : n + 6] for n, row in enumerate(wide)])
+        return torch.softmax((moved + x).masked_fill(torch.tensor(places >= 8), -1e30), -1) @ h
+
+    assert not asked(shifted, shifted_there)
+    found = asked(partial(shifted, seen=places < 7), shifted_there)
+    assert not found.sure or "seen" in found.ours.source, str(found)
+
+
 def test_of_two_places_that_stop_a_gradient_the_one_that_theirs_has_not_is_named():
     def stopped(p, x, h):
         goal = jnp.tanh(h @ p["down"].T)

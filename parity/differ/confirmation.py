@@ -74,7 +74,7 @@ def parted_after(sides: tuple[Values, Values], side: int, change: Change) -> Men
 
 
 def _starts_after(sides: tuple[Values, Values], side: int, change: Change) -> Mended | tuple[list[Start], list[Start]]:
-    after = _run_on(sides[side], change)
+    after = run_on(sides[side], change)
     if not isinstance(after, Values):
         return after
     kept = replace(sides[1 - side], again=None)
@@ -133,13 +133,13 @@ def _error(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:
     return math.inf if ours is None or theirs is None or ours.shape != theirs.shape else error_of(ours, theirs)
 
 
-def _run_on(values: Values, change: Change) -> Values | Mended:
-    """A side with a change, and all that follows from it; else what that means."""
+def run_on(values: Values, change: Change, *, backward: bool = False) -> Values | Mended:
+    """A side with a change, and all that follows from it, on the way back too if so asked; else what that means."""
     rows, live = [*values.rows], values.live()
     given = {change.number, *change.twins}
     seen, after = set(given), list[int]()
     for k in range(min(given), len(rows)):
-        stays = k not in live or rows[k].backward or (change.alone and k in values.equal)
+        stays = k not in live or (rows[k].backward and not backward) or (change.alone and k in values.equal)
         if not stays and not seen.isdisjoint(rows[k].inputs):
             seen.add(k)
             after += [] if k in given else [k]
@@ -165,7 +165,7 @@ def _run_on(values: Values, change: Change) -> Values | Mended:
                 return Mended.NOT_ALL  # what is no number says nothing, and would hide what differs
     except Exception:  # Numbers of another shape do not fit what follows.
         return Mended.NOT_ALL
-    for k, array in changed.items():
+    for k, array in changed.items() if not backward else ():
         if rows[k].features is not None:
             features, largest = fingerprint(array, depends_on_data=rows[k].data)
             rows[k] = replace(rows[k], features=features, largest=largest)

@@ -289,8 +289,9 @@ class _Parting:
             # Both add gradients that agree, but not the same ones: they part where one that both have is handed on.
             handed = ((_handing(first.values, i), _handing(second.values, j)) for i, j in shared(first, second))
             places = next(((here, there) for here, there in handed if here and there), places)
-        sure = sure and not self.grown and (bool(what) or not hidden)
-        if what and not (sure or wrong):
+        doubted = (what or "").startswith("perhaps")
+        sure = sure and not (self.grown or doubted) and (bool(what) or not hidden)
+        if what and not (sure or wrong or doubted):
             what = f"perhaps {what}"
         agreed = _agreeing(self.first, self.second)
         return Difference(stage, *places, agreed, what, sure, sure and checked, **self.about)

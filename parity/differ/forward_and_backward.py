@@ -10,9 +10,9 @@ from parity.differ.answer import Difference
 from parity.differ.conditioning import as_rounded, explained_by_rounding
 from parity.differ.element_order import error_of
 from parity.differ.explanation import counted, explain_outputs, explain_stage
-from parity.differ.stopped_gradients import where_one_stops
+from parity.differ.handed_back import Gradients, where_one_hands_back
 from parity.differ.traced_sides import Sides
-from parity.differ.values import GRADIENT, STACK
+from parity.differ.values import GRADIENT, STACK, Values
 
 
 def located(sides: Sides, *, backward: bool, name: str) -> Difference:
@@ -109,23 +109,33 @@ def _backward(sides: Sides, name: str) -> Difference:
     if not errors:
         notes = as_rounded(said.values())
         return Difference("none", name=name, trained_alone=alone, rounded=notes, **counted(ours, theirs))
-    forced_ours = []
+    ends = {key: _gradient_of(ours, sides, key) for key in compared}
+    their_ends = {key: [theirs.outputs[GRADIENT + key]] if GRADIENT + key in theirs.outputs else [] for key in compared}
+    forced = [number for key in errors for number in ends[key]], [n for key in errors for n in their_ends[key]]
+    about = tuple(map(said.__getitem__, errors)), sides.held_by, name, sides.accepted
+    answer = explain_stage((ours, theirs), forced, "backward", errors, *about)
+    if not answer.sure:
+        largest = max((error for error in errors.values() if math.isfinite(error)), default=1.0)
+        wrong = {key for key, error in errors.items() if not error < 1e-6 * largest}
+        trained = {path for key in compared for path, _ in sides.held_by.get(key, ())}, compared.keys()
+        gradients = Gradients((ours, theirs), (ends, their_ends), trained, wrong, zero, sides.gradients, sides.held)
+        answer = where_one_hands_back(gradients, answer)
+    return replace(answer, trained_alone=alone)
+
+
+def _gradient_of(ours: Values, sides: Sides, key: str) -> list[int]:
+    """The values of ours that hold the gradient of a weight of theirs."""
     # A scan over layers may have a stack of experts in each.
     rows = Counter(path for path, row in {each for held in sides.held_by.values() for each in held} if row is not None)
-    for path, layer in (each for key in errors for each in sides.held_by.get(key, ())):
+    found = []
+    for path, layer in sides.held_by.get(key, ()):
         number = ours.outputs.get(GRADIENT + path)
         if number is not None:
             value = ours.rows[number]
             stacked = value.operation == STACK and layer is not None and value.shape[:1] == (len(value.inputs),)
             row = layer * len(value.inputs) // rows[path] if stacked and layer is not None else None
-            forced_ours.append(number if row is None else value.inputs[row])
-    forced_theirs = [theirs.outputs[GRADIENT + key] for key in errors if GRADIENT + key in theirs.outputs]
-    trained = {key for key, (mine, their, _) in compared.items() if max(mine, their) > zero}
-    about = tuple(map(said.__getitem__, errors)), sides.held_by, name, sides.accepted
-    answer = explain_stage((ours, theirs), (forced_ours, forced_theirs), "backward", errors, *about)
-    if not answer.sure:
-        answer = where_one_stops(ours, theirs, answer, (set(errors), trained), sides.held_by)
-    return replace(answer, trained_alone=alone)
+            found.append(number if row is None else value.inputs[row])
+    return found
 
 
 def _read(mine: float, their: float, error: float) -> str:

@@ -121,10 +121,17 @@ def _mask(ours: Start, theirs: Start) -> str | None:
     mine, differing = found[0]
     place = tuple(int(k) for k in np.argwhere(differing)[0])
     only = "ours" if _masked(mine)[place] else "theirs"
+    perhaps = "" if _masks_there(ours) or _masks_there(theirs) else "perhaps "
     return (
-        f"the mask differs at {int(differing.sum())} of {differing.size} places: only {only} masks key {place[-1]} "
-        f"from query {place[-2]}, for example"
+        f"{perhaps}the mask differs at {int(differing.sum())} of {differing.size} places: "
+        f"only {only} masks key {place[-1]} from query {place[-2]}, for example"
     )
+
+
+def _masks_there(side: Start) -> bool:
+    """Whether the line masks, or what it reads is masked; else there may be more between it and the mask."""
+    rows = side.values.rows
+    return bool(_masks(side, [*side.behind, *(i for i in side.near if rows[i].place[:2] == side.row.place[:2])]))
 
 
 def _masks_around(*sides: Start) -> tuple[list[np.ndarray], ...]:

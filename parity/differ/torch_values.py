@@ -298,6 +298,7 @@ class Recorder(TorchDispatchMode):
                 else:
                     tensor.copy_(torch.from_numpy(given))
             number = self.values.add(row, tensor)
+            self.values.stopped |= set() if back or torch.is_grad_enabled() else {number}
             self.values.note_island(number, tensor, "site-packages/" not in place.file)
             if func._schema.is_mutable:
                 storage = tensor.untyped_storage().data_ptr()

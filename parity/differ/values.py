@@ -183,6 +183,8 @@ class Values:
     """Where fewer digits than those of float64 begin; whether the program that somebody wrote asks for them there."""
     _whole: set[int] = field(default_factory=set)
     """Whole numbers with fewer digits."""
+    stopped: set[int] = field(default_factory=set)
+    """What is computed where no gradients are asked for."""
     beside: set[int] = field(default_factory=set)
     """What is computed after another value by the same call, or by a rule of derivation."""
     opaque: list[str] = field(default_factory=list)

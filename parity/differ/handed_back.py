@@ -1,0 +1,316 @@
+"""Whether one side hands a gradient back that the other does not: its way back is run on without it, to the end."""
+
+import math
+import re
+from collections import Counter
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from dataclasses import replace
+from functools import reduce
+from itertools import islice, product
+from operator import or_
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from parity.differ.answer import Difference
+from parity.differ.confirmation import Change, Mended, run_on
+from parity.differ.element_order import error_of
+from parity.differ.values import GRADIENT, Site, Value, Values
+from parity.gates.bridge import Tensors
+
+_TRIED = 8
+"""Gradients of one sort and side, at most, without which it is run on."""
+_PAIRED = 12
+"""Gradients of a side, at most, that may be handed to something else than on the other side."""
+_ALIKE = 24
+"""Places of the same lines, at most."""
+_STEPS = 8
+"""Values on, at most, to the first that has an equal."""
+_BAR = 1e-8
+"""How far apart gradients may be that agree: what is small beside others has lost digits."""
+
+Ends = Mapping[str, Sequence[int]]
+"""Weight of theirs -> the values of a side that are its gradient."""
+
+
+class Gradients(NamedTuple):
+    """The gradients of all weights on both sides."""
+
+    sides: tuple[Values, Values]
+    ends: tuple[Ends, Ends]
+    trained: tuple[Collection[str], Collection[str]]
+    """The weights of each side that have these gradients, as it calls them."""
+    wrong: Collection[str]
+    """The weights of theirs whose gradients differ."""
+    zero: float
+    """The norm of a gradient that is zero but for rounding."""
+    by_name: Callable[[Values], Tensors]
+    """The gradients of ours by the names of theirs."""
+    compared: Callable[[Tensors], Tensors]
+    """Those of theirs, with zero for numbers that are not compared."""
+
+
+class _Handed(NamedTuple):
+    """What one side hands back, at one or more places of the same lines, and could leave out."""
+
+    places: Sequence[tuple[int, int | None]]
+    """(what is computed with it, what is left of that without it: the other one of two that are added, or nothing)."""
+    row: int
+    """The first such gradient."""
+    of: Sequence[int]
+    """What it may be the gradient of."""
+    reach: int
+    """The weights whose gradients are made of it, a bit each."""
+
+
+class _Stop(NamedTuple):
+    """Where the other side hands nothing back."""
+
+    of: int
+    """The value of this side whose gradient it would be."""
+    at: int
+    """The value of the other side that stops it, or stands for that one."""
+    detached: bool
+    """Whether a program asks for that there."""
+
+
+def where_one_hands_back(gradients: Gradients, answer: Difference) -> Difference:
+    """The place where one side hands a gradient back and the other does not, or hands it to something else, if without
+    it all gradients are the same; else the answer as it is. Sure, if the other side is seen to stop it."""
+    search = _Search(gradients)
+    for side in (0, 1):
+        for handed, stop in search.alone(side):
+            mends = search.mends({side: handed})
+            if mends is Mended.ALL or (mends is Mended.UNKNOWN and stop and stop.detached):
+                return search.told(answer, side, handed, stop, mends)
+    for here, there in search.elsewhere():
+        if search.mends({0: here, 1: there}) is Mended.ALL:
+            sites = search.place(0, here), search.place(1, there)
+            said = "each hands a gradient back to something else here"
+            return replace(answer, ours=sites[0], theirs=sites[1], agreed=(), kind=said, sure=True, confirmed=False)
+    return answer
+
+
+class _Search:
+    def __init__(self, gradients: Gradients) -> None:
+        self._sides, self._ends, self._given = gradients.sides, gradients.ends, gradients
+        self._bits = {name: 1 << n for n, name in enumerate(sorted({*self._ends[0], *self._ends[1]}))}
+        self._wrong = sum(self._bits[name] for name in gradients.wrong)
+        self._free = [_without_gradient(*each) for each in zip(self._sides, gradients.trained, strict=True)]
+        self._handed = [[*self._all_handed(*each)] for each in zip(self._sides, self._ends, strict=True)]
+        self._alike = [self._by_lines(*each) for each in zip(self._sides, self._handed, strict=True)]
+        self._runs = dict[Any, Values | Mended]()
+
+    def alone(self, side: int) -> Iterator[tuple[_Handed, _Stop | None]]:
+        """What a side may hand back alone, at one place or wherever it comes to the same lines, the first on the way
+        back first; before all else what the other side detaches."""
+        mending = self._handed[side], self._alike[side]
+        found = [[(each, self._stop(side, each)) for each in handed if each.reach == self._wrong] for handed in mending]
+        for detached, handed in product((True, False), found):
+            chosen = (each for each in handed if bool(each[1] and each[1].detached) is detached)
+            yield from islice(chosen, _TRIED)
+
+    def elsewhere(self) -> Iterator[tuple[_Handed, _Handed]]:
+        """What each side may hand to something else, first what goes to other weights."""
+        all_of_both = ((*one, *several) for one, several in zip(self._handed, self._alike, strict=True))
+        ours, theirs = (sorted(each, key=lambda each: each.reach == self._wrong)[:_PAIRED] for each in all_of_both)
+        return (pair for pair in product(ours, theirs) if pair[0].reach | pair[1].reach == self._wrong)
+
+    def _all_handed(self, values: Values, ends: Ends) -> Iterator[_Handed]:
+        """The gradients without an equal that weights with another gradient have theirs from, and no others."""
+        reach = [0] * len(values.rows)
+        for name, numbers in ends.items():
+            for i in numbers:
+                told = not values.rows[i].noise and values.rows[i].largest > self._given.zero
+                reach[i] |= self._bits[name] if told else 0
+        for k in range(len(reach) - 1, -1, -1):
+            for i in values.rows[k].inputs if values.rows[k].backward else ():
+                reach[i] |= reach[k] if values.rows[i].backward else 0
+        for k, row in enumerate(values.rows):
+            alone = row.backward and row.features is not None and k not in values.equal
+            if alone and reach[k] and not reach[k] & ~self._wrong:
+                yield _Handed([(k, None)], k, _of(values, k), reach[k])
+                added = [i for i in row.inputs if values.rows[i].backward and values.rows[i].shape == row.shape]
+                if "add" in row.operation and len(added) == 2 == len(row.inputs):
+                    for i, stays in (added, added[::-1]):
+                        yield _Handed([(k, stays)], i, _of(values, i), reach[k])
+
+    def _by_lines(self, values: Values, handed: Sequence[_Handed]) -> list[_Handed]:
+        """What is handed back wherever a side comes to the same lines: by the same operations, or those that come as
+        late in the derivative of one."""
+        rows, turns, turn = values.rows, Counter[Any](), []
+        for row in rows:
+            turns[row.forward, row.operation] += row.backward
+            turn.append(turns[row.forward, row.operation])
+        found = dict[Any, list[_Handed]]()
+        for each in handed:
+            [(k, _)] = each.places
+            lines = [(rows[i].place[:2], rows[i].operation) for i in (k, each.row)]
+            for key in ((*lines, turn[k], turn[each.row]), tuple(lines)):
+                found.setdefault(key, []).append(each)
+        alike = [each for each in found.values() if 1 < len(each) <= _ALIKE]
+        return [
+            each[0]._replace(
+                places=[place for one in each for place in one.places], reach=reduce(or_, (one.reach for one in each))
+            )
+            for each in alike
+        ]
+
+    def _stop(self, side: int, handed: _Handed) -> _Stop | None:
+        """Where the other side hands nothing back to what stands for a value: both go on to something that agrees, to
+        which a gradient is handed."""
+        values, other, free = self._sides[side], self._sides[1 - side], self._free[1 - side]
+        near = _belongs_to(values, handed.row)
+        for _ in range(_STEPS):
+            if values.equals(near):
+                break
+            near = [k for i in near for k in values.readers(i) if not values.rows[k].backward]
+        makes = values.equals(near) - free
+        read = [i for i in handed.of if any(not _stops(values.rows[k]) for k in values.readers(i))]
+        for i in read:
+            for j in values.equal.get(i, ()) if i not in self._free[side] else ():
+                if j in free and any(other.is_made_of(m, j) for m in makes):
+                    at = _stopping(other, free, j)
+                    detached = at in other.stopped or _stops(other.rows[at])
+                    return _Stop(i, at if detached else j, detached)
+        return None
+
+    def mends(self, handed: Mapping[int, _Handed]) -> Mended:
+        """Whether all gradients agree, if each of these sides is run on without what it hands back."""
+        sides = [*self._sides]
+        for side, each in handed.items():
+            key = side, *each.places
+            if key not in self._runs:
+                self._runs[key] = self._without(side, each)
+            after = self._runs[key]
+            if isinstance(after, Mended):
+                return after
+            sides[side] = after
+        mine = self._given.by_name(replace(sides[0], arrays={**sides[0].arrays}))
+        for name, numbers in self._ends[1].items():
+            held = self._given.compared({name: sides[1].arrays[numbers[0]]}) if numbers else {}
+            their = held.get(name, np.zeros_like(mine.get(name, 0.0)))
+            here = mine.get(name, np.zeros_like(their))
+            tiny = max(map(np.linalg.norm, (here, their))) <= 1e3 * self._given.zero
+            if not tiny and not error_of(here, their) <= _BAR:
+                return Mended.NOT_ALL
+        return Mended.ALL
+
+    def _without(self, side: int, handed: _Handed) -> Values | Mended:
+        values = self._sides[side]
+        kept = [i for _, i in handed.places if i is not None]
+        for each, ends in zip(self._sides, self._ends, strict=True):
+            each.want({i for numbers in ends.values() for i in numbers} | {*each.outputs.values()})
+        values.want(kept)
+        (first, stays), *others = handed.places
+        nothing = {k: np.zeros(values.rows[k].shape) for k, i in handed.places if i is None}
+        array = nothing[first] if stays is None else values.array(stays)
+        assert array is not None
+        twins = {k: nothing[k] if i is None else i for k, i in others}
+        return run_on(values, Change(first, array, twins), backward=True)
+
+    def told(self, answer: Difference, side: int, handed: _Handed, stop: _Stop | None, mends: Mended) -> Difference:
+        """The answer: sure if the other side is seen to detach it, or to be made of what nothing is handed to."""
+        values, other = self._sides[side], self._sides[1 - side]
+        own, its = self.place(side, handed), (answer.theirs, answer.ours)[side]
+        if stop is not None and stop.detached:
+            its = other.site(stop.at)
+        elif frozen := self._frozen(side):
+            (own, its), stop = frozen, None
+        elif stop is not None:
+            at = self._begins(side, stop.of)
+            own, its = values.site(at), other.site(values.equal[at][0])
+        said = f"{values.side} hands a gradient back here, {other.side} does not"
+        detached = bool(stop and stop.detached)
+        here, there = (own, its) if side == 0 else (its, own)
+        said += ": it is detached" * detached
+        sure, confirmed = stop is not None, detached and mends is Mended.ALL
+        return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=sure, confirmed=confirmed)
+
+    def place(self, side: int, handed: _Handed) -> Site:
+        """The line that hands it back. A sum computes nothing for what it hands on: of several, the first that reads
+        what it is handed to."""
+        values, [(k, stays), *_] = self._sides[side], handed.places
+        to = {i for n in (k, stays) if n is not None for i in _of(values, n)}
+        todo = [] if stays is None else [*handed.of]
+        for i in todo:
+            if not to.isdisjoint(values.rows[i].inputs):
+                return values.site(i)
+            todo += [n for n in values.rows[i].inputs if _hands_on(values, i) and values.rows[n].data and n not in todo]
+        return values.site(handed.row)
+
+    def _frozen(self, side: int) -> tuple[Site, Site] | None:
+        """Where the first weight is read that only this side trains, if that is all that differs."""
+        values, other = self._sides[side], self._sides[1 - side]
+        ends, none = self._ends[side], [*map(self._ends[1 - side].get, self._given.wrong)]
+        if any(other.rows[i].largest > self._given.zero for numbers in none for i in numbers or ()):
+            return None
+        found = {
+            values.outputs.get(GRADIENT + row.name): k for k, row in enumerate(values.rows) if row.kind == "parameter"
+        }
+        first = min((found[i] for name in self._given.wrong for i in ends[name] if i in found), default=None)
+        equal = values.equal.get(first, ()) if first is not None else ()
+        return (values.made(first), other.made(equal[0])) if first is not None and equal else None
+
+    def _begins(self, side: int, number: int) -> int:
+        """Back through sums, from a value that the other side hands nothing through, to the first one that is made of
+        what both hand a gradient to."""
+        values, free = self._sides[side], self._free[1 - side]
+        todo = [number]
+        for i in todo:
+            read = [k for k in values.rows[i].inputs if values.rows[k].data and k not in self._free[side]]
+            if any(k in values.equal and free.isdisjoint(values.equal[k]) for k in read):
+                return i
+            stands = [k for k in read if k not in todo and not free.isdisjoint(values.equal.get(k, ()))]
+            todo += stands if _hands_on(values, i) else []
+        return number
+
+
+def _of(values: Values, number: int) -> tuple[int, ...]:
+    """The values of the way forward whose gradient this may be: what the line reads whose derivative it is."""
+    row, rows, found = values.rows[number], values.rows, dict[int, None]()
+    todo = _belongs_to(values, number)
+    lines = {rows[i].place[:2] for i in todo}
+    for i in todo:
+        for k in (k for k in rows[i].inputs if rows[k].data and k not in found):
+            found |= {k: None} if math.prod(rows[k].shape) == math.prod(row.shape) else {}
+            todo += [k] if rows[k].place[:2] in lines and k not in todo else []
+    return tuple(found)
+
+
+def _belongs_to(values: Values, number: int) -> list[int]:
+    """The values of the way forward whose derivative it is of; of a sum, those of what is added."""
+    row = values.rows[number]
+    added = row.inputs if "add" in row.operation else ()
+    belongs = (values.rows[i].forward for i in (number, *added) if values.rows[i].backward)
+    return [i for i in dict.fromkeys(belongs) if i is not None]
+
+
+def _hands_on(values: Values, number: int) -> bool:
+    return bool(re.search("add|sub", values.rows[number].operation)) or values.copies(number)
+
+
+def _stops(row: Value) -> bool:
+    return bool(re.search("stop_grad|detach", row.operation))
+
+
+def _without_gradient(values: Values, trained: Collection[str]) -> set[int]:
+    """What no gradient is handed through to a weight that is trained."""
+    found = {*values.stopped}
+    for k, row in enumerate(values.rows):
+        weight = row.kind == "parameter" and row.name in trained
+        if not row.backward and not weight and (not row.inputs or _stops(row) or found.issuperset(row.inputs)):
+            found.add(k)
+    return found
+
+
+def _stopping(values: Values, free: set[int], number: int) -> int:
+    """What stops the gradient of a value: the one operation that does so which it was made of, if there is one."""
+    todo, stops = [number], []
+    for i in todo:
+        row = values.rows[i]
+        if i not in values.stopped and _stops(row) and not free.issuperset(row.inputs):
+            stops.append(i)
+        else:
+            todo += [k for k in row.inputs if k in free and k not in todo and values.rows[k].data]
+    return stops[0] if len(stops) == 1 else number

@@ -25,10 +25,8 @@ from twin.reference_loss import mean_cross_entropy
 def notebook_weights(scores, mask):
     """Attention weights for one query with these scores, as 003 computes them and as we do, in float32."""
     literal = (torch.tensor(scores) + (1.0 - torch.tensor(mask)) * -10000.0).softmax(0)
-    query, key = jnp.ones((1, 1, 1, 1), jnp.float32), jnp.asarray(scores, jnp.float32)[None, :, None, None]
-    ours = attend(query, key, key, Mask(is_token=jnp.array([mask]) == 1), 1.0)[1]
-    assert literal.dtype == torch.float32
-    assert ours.dtype == jnp.float32
+    key = jnp.asarray(scores, jnp.float32)[None, :, None, None]
+    ours = attend(jnp.ones_like(key[:, :1]), key, key, Mask(is_token=jnp.array([mask]) == 1), 1.0)[1]
     return literal.numpy(), np.asarray(ours[0, 0, 0])
 
 
@@ -42,7 +40,7 @@ def test_minus_ten_thousand_does_not_hide_a_large_score():
 def test_minus_ten_thousand_attends_to_padding_where_all_is_padding():
     # 10,000 has steps of 0.001 in float32, so that even the order of the scores is lost.
     literal, ours = notebook_weights([0.0, 1e-4, 2e-4], mask=[0, 0, 0])
-    assert_allclose(literal, [1 / 3, 1 / 3, 1 / 3], rtol=1e-6)
+    assert_allclose(literal, np.ones(3) / 3, rtol=1e-6)
     assert ours.tolist() == [0, 0, 0]
 
 
@@ -64,61 +62,57 @@ def lecture_logits(source, target, **masks):
     return np.asarray(lecture()(source, target, **masks).logits[0])
 
 
-SOURCE, PADDED, OTHER = [3, 1, 4, 2], [1, 4, 3, 0, 0], [1, 4, 3, 7, 2]
-ALL, LAST_TWO_PADDED, FIRST_TWO_PADDED = [1, 1, 1, 1, 1], [1, 1, 1, 0, 0], [0, 0, 1, 1, 1]
+SOURCE, TARGET, PADDED, OTHER = [3, 1, 4, 2], [1, 4, 3, 2, 5], [1, 4, 3, 0, 0], [1, 4, 3, 7, 2]
+ALL = [1] * 5
 
 
 def test_padded_keys_are_hidden_and_padded_queries_ignored():
-    target, source_mask = [1, 4, 3, 2, 5], [1, 1, 1, 0]
-    masks = {"source_mask": source_mask, "target_mask": ALL}
-    one, two = (lecture()(source, target, **masks) for source in ([3, 1, 4, 0], [3, 1, 4, 2]))
-    padded, other = one.encoder, two.encoder
+    masks = {"source_mask": [1, 1, 1, 0], "target_mask": ALL}
+    one, two = (lecture()([3, 1, 4, last], TARGET, **masks) for last in (0, 2))
     # The mask of 004 hides column 3 and leaves row 3: a padded query attends to the tokens, and computes something.
-    weights = np.asarray(padded.self_attention)
+    weights = np.asarray(one.encoder.self_attention)
     assert not weights[..., 3].any()
-    assert_allclose(weights[..., 3, :3].sum(-1), np.ones(weights.shape[:3]), rtol=1e-12)
-    assert np.abs(np.asarray(padded.hidden)[-1, 0, 3] - np.asarray(other.hidden)[-1, 0, 3]).max() > 1e-3
+    assert_allclose(weights[..., 3, :3].sum(-1), 1, rtol=1e-12)
+    assert abs(one.encoder.hidden - two.encoder.hidden)[-1, 0, 3].max() > 1e-3
     # Nothing reads it: whatever stands at the padding, the logits are the same to the bit.
     assert_array_equal(one.logits, two.logits)
 
 
 def test_the_loss_ignores_padded_targets():
-    labels = [4, 3, 2, IGNORED, IGNORED]
-    logits = [lecture_logits(SOURCE, target) for target in (PADDED, OTHER)]
-    assert np.abs(logits[0][3:] - logits[1][3:]).max() > 1e-3
-    losses = [mean_cross_entropy(jnp.asarray(rows)[None], jnp.array([labels])) for rows in logits]
-    assert losses[0] == losses[1]
-    counted = mean_cross_entropy(jnp.asarray(logits[0][:3])[None], jnp.array([labels[:3]]))
-    assert float(losses[0]) == pytest.approx(float(counted), rel=1e-12)
+    labels = jnp.array([[4, 3, 2, IGNORED, IGNORED]])
+    padded, other = (lecture()(SOURCE, target).logits for target in (PADDED, OTHER))
+    assert abs(padded - other)[0, 3:].max() > 1e-3
+    loss = mean_cross_entropy(padded, labels)
+    assert loss == mean_cross_entropy(other, labels)
+    assert float(loss) == pytest.approx(float(mean_cross_entropy(padded[:, :3], labels[:, :3])), rel=1e-12)
 
 
 def test_a_causal_mask_suffices_for_padding_on_the_right():
     padded, other = (lecture_logits(SOURCE, target) for target in (PADDED, OTHER))
     assert_array_equal(padded[:3], other[:3])
-    masked = lecture_logits(SOURCE, PADDED, source_mask=[1] * 4, target_mask=LAST_TWO_PADDED)
+    masked = lecture_logits(SOURCE, PADDED, source_mask=[1] * 4, target_mask=[1, 1, 1, 0, 0])
     assert relative_error(masked[:3], padded[:3]) <= FLOAT64_BAR
     assert relative_error(masked[3:], padded[3:]) > 0.01
 
 
 def test_padding_on_the_left_needs_a_target_mask():
-    targets = ([0, 0, 1, 4, 3], [7, 2, 1, 4, 3])
-    causal_alone = [lecture_logits(SOURCE, target)[2:] for target in targets]
-    assert (np.abs(causal_alone[0] - causal_alone[1]).max(axis=1) > 1e-3).all()
-    masks = {"source_mask": [1] * 4, "target_mask": FIRST_TWO_PADDED}
-    masked = [lecture_logits(SOURCE, target, **masks)[2:] for target in targets]
-    assert_array_equal(masked[0], masked[1])
+    masks = {"source_mask": [1] * 4, "target_mask": [0, 0, 1, 1, 1]}
+    (seen, other), (masked, still) = (
+        [lecture_logits(SOURCE, target, **given)[2:] for target in ([0, 0, 1, 4, 3], [7, 2, 1, 4, 3])]
+        for given in ({}, masks)
+    )
+    assert (np.abs(seen - other).max(axis=1) > 1e-3).all()
+    assert_array_equal(masked, still)
     # The same as without any padding, whose logits stand at the tokens, with positions counted from the first of them.
     unpadded = lecture_logits(SOURCE, PADDED)[:3]
-    assert relative_error(masked[0], unpadded) <= FLOAT64_BAR
-    assert relative_error(causal_alone[0], unpadded) > 0.01
+    assert relative_error(masked, unpadded) <= FLOAT64_BAR
+    assert relative_error(seen, unpadded) > 0.01
 
 
 def test_a_token_with_the_index_of_padding_is_not_hidden():
     """004 takes every 0 for padding; we are told by a mask, and a token may have any id."""
-    source, target = [3, 0, 4, 2], [1, 4, 3, 2, 5]
-    ours = lecture_logits(source, target)
-    literal, told = (
-        lecture_logits(source, target, source_mask=mask, target_mask=ALL) for mask in ([1, 0, 1, 1], [1, 1, 1, 1])
-    )
+    given = [3, 0, 4, 2], TARGET
+    ours = lecture_logits(*given)
+    literal, told = (lecture_logits(*given, source_mask=[1, seen, 1, 1], target_mask=ALL) for seen in (0, 1))
     assert relative_error(ours, told) <= FLOAT64_BAR
     assert relative_error(ours, literal) > 0.01

@@ -2,6 +2,7 @@
 
 import ast
 import inspect
+import re
 import sys
 from functools import cache
 
@@ -21,81 +22,49 @@ SHARED = (masking_utils, cache_utils, modeling_utils, output_capturing, generic,
 
 def attributes(kind):
     """The attributes that a model of this class reads: its classes, those of the modules it calls, its config's."""
-    modeling, config = sys.modules[kind.__module__], kind.config_class
-    found = {name for node in _reached(modeling, kind.__name__) for name in _read(node, "config")}
+    config = kind.config_class
+    found = _read(_reached(kind), "config")
     configs = {configuration_utils: "PreTrainedConfig", sys.modules[config.__module__]: config.__name__}
     shared = [*SHARED]
     if hasattr(config, "rope_parameters"):
         configs[modeling_rope_utils] = "RotaryEmbeddingConfigMixin"
         shared.append(modeling_rope_utils)
     for module in shared:
-        found |= set(_read(_tree(module), "config", "layer_config"))
+        found |= _read("\n".join(_definitions(module).values()), "config|layer_config")
     for module, name in configs.items():
-        found |= set(_read(next(_definitions(module, name)), "config", "self"))
+        found |= _read(_definitions(module)[name], "config|self")
     # What Python and the class make of themselves is in no file.
     return {name for name in found if not (name.startswith("_") or callable(getattr(config, name, None)))}
 
 
 def rotary_parameters(kind, rope_type):
     """The fields of `rope_parameters` that this class reads for this type of scaling."""
-    compute = modeling_rope_utils.ROPE_INIT_FUNCTIONS.get(rope_type)
-    nodes = [*_reached(sys.modules[kind.__module__], kind.__name__)]
+    source, compute = _reached(kind), modeling_rope_utils.ROPE_INIT_FUNCTIONS.get(rope_type)
     if compute is not None:
-        nodes.extend(_definitions(modeling_rope_utils, compute.__name__))
-    return {name for node in nodes for name in _fields(node, "rope_parameters", "rope_parameters_dict", "rope_params")}
+        source += _definitions(modeling_rope_utils)[compute.__name__]
+    # One of the objects by kind of layer is such an object too.
+    return {*re.findall(r"\brope_param(?:eters|eters_dict|s)(?:\[\w+\])?(?:\[|\.get\()'(\w+)'", source)}
 
 
 @cache
-def _tree(module):
-    return ast.parse(inspect.getsource(module))
+def _definitions(module):
+    """The classes and functions of a module by name, in one form however they are written."""
+    body = ast.parse(inspect.getsource(module)).body
+    return {node.name: ast.unparse(node) for node in body if isinstance(node, ast.ClassDef | ast.FunctionDef)}
 
 
-def _definitions(module, name):
-    kinds = ast.ClassDef | ast.FunctionDef
-    return (node for node in _tree(module).body if isinstance(node, kinds) and node.name == name)
-
-
-def _reached(module, name):
-    """The classes and functions of a module that this one names, and those that they name."""
-    reached = {}
-    waiting = [name]
+def _reached(kind):
+    """The source of a class, and of what it names in its module, and what that names."""
+    sources, reached, waiting = _definitions(sys.modules[kind.__module__]), {}, {kind.__name__}
     while waiting:
-        for node in _definitions(module, waiting.pop()):
-            reached[node.name] = node
-            names = {inner.id for inner in ast.walk(node) if isinstance(inner, ast.Name)}
-            waiting.extend(names - reached.keys())
-    return list(reached.values())
+        name = waiting.pop()
+        reached[name] = sources[name]
+        waiting |= (sources.keys() & re.findall(r"\w+", sources[name])) - reached.keys()
+    return "\n".join(reached.values())
 
 
 @cache
-def _read(tree, *owners):
-    """X of every `config.X`, `self.config.X` and `getattr(config, "X", ...)`."""
-    found = []
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Load) and _last(node.value) in owners:
-            found.append(node.attr)
-        if isinstance(node, ast.Call) and _last(node.func) in ("getattr", "hasattr") and len(node.args) > 1:
-            name = node.args[1]
-            if _last(node.args[0]) in owners and isinstance(name, ast.Constant):
-                found.append(str(name.value))
-    return tuple(found)
-
-
-def _fields(tree, *owners):
-    """Yields X of `rope_parameters["X"]` and `rope_parameters.get("X", ...)`."""
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Subscript):
-            owner, name = node.value, node.slice
-        elif isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute) and node.func.attr == "get":
-            owner, name = node.func.value, node.args[0]
-        else:
-            continue
-        # One of the objects by kind of layer is such an object too.
-        owner = owner.value if isinstance(owner, ast.Subscript) else owner
-        if _last(owner) in owners and isinstance(name, ast.Constant):
-            yield str(name.value)
-
-
-def _last(node):
-    """The last name of `a.b.c`; empty for other expressions."""
-    return node.attr if isinstance(node, ast.Attribute) else node.id if isinstance(node, ast.Name) else ""
+def _read(source, owners):
+    """X of every `config.X`, `self.config.X` and `getattr(config, "X", ...)`, but for assignments and quotations."""
+    loads = re.findall(rf"(?<!['`*])\b(?:{owners})\.(\w+)\b(?! = |`)", source)
+    return {*loads, *re.findall(rf"(?:get|has)attr\((?:\w+\.)*(?:{owners}), '(\w+)'", source)}

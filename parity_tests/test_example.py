@@ -7,7 +7,6 @@ import shutil
 from importlib import import_module
 from pathlib import Path
 
-import jax
 import numpy as np
 import yaml
 
@@ -15,6 +14,7 @@ import parity
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
 from parity_tests.test_plugin import run_pytest
+from parity_tests.test_readme import run
 from tests.several_processes import ROOT
 
 EXAMPLE = ROOT / "examples" / "port"
@@ -50,9 +50,8 @@ def test_the_documents_say_how_to_use_two_machines(own_folder, monkeypatch):
     names = {"block": port.block, "Block": reference.Block, "WEIGHTS": port.WEIGHTS, "x": x, "parity": parity}
     names["params"] = Weights(port.WEIGHTS, tensors).into(tensors)
     section = (ROOT / "docs" / "parity-howto.md").read_text().partition("## On two machines")[2]
-    with jax.numpy_rank_promotion("allow"):  # as users have it
-        for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
-            exec(compile(code, "docs/parity-howto.md", "exec"), names)
+    for code in re.findall(r"```python\n(.*?)```", section, re.DOTALL):
+        run(code, "docs/parity-howto.md", names)
     assert Path("block.capsule/capsule.json").exists()
 
 

@@ -1,6 +1,5 @@
 """The weights of Flax models become what PyTorch has for them, bit for bit; the page that says so is true."""
 
-import re
 from pathlib import Path
 
 import flax.serialization
@@ -18,8 +17,8 @@ from parity_tests.depth import deep
 from parity_tests.huggingface import Oracle, bytes_lost, config_json
 from parity_tests.oracles import ENTRIES
 from parity_tests.test_pretrained import opened, saved, stored
+from parity_tests.test_readme import blocks, run
 from tests.refusals import refused
-from tests.several_processes import ROOT
 
 pytestmark = pytest.mark.usefixtures("own_folder")
 FLAX, OUT = Path("flax"), Path("out")
@@ -145,10 +144,10 @@ def test_bad_folders():
 
 
 def test_the_code_of_the_page_runs():
-    blocks = re.findall(r"```python\n(.*?)```", (ROOT / "docs/from-flax.md").read_text("utf-8"), re.DOTALL)
     saved("gpt2", "gpt2", dtype="float32")
     save_flax(Oracle("gpt2", "float32"), "gpt2-flax")
-    assert len(blocks) == 2
-    for block in blocks:
+    page = "docs/from-flax.md"
+    assert len(blocks(page)) == 2
+    for block in blocks(page):
         assert "assert" in block
-        exec(compile(block, "from-flax.md", "exec"), {})
+        run(block, page)

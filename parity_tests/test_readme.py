@@ -33,6 +33,11 @@ def blocks(page):
     return re.findall(r"```python\n(.*?)```", PAGES[page], re.DOTALL)
 
 
+def run(code, page, names=None):
+    with jax.numpy_rank_promotion("allow"):  # as users have it
+        exec(compile(code, page, "exec"), {} if names is None else names)
+
+
 @pytest.mark.parametrize(
     "page, block",
     [
@@ -46,9 +51,7 @@ def blocks(page):
 def test_code_runs(page, block, own_folder):
     if 'load_pretrained("gpt2")' in block:
         saved("gpt2", "gpt2", dtype="float32")
-    names = {}
-    with jax.numpy_rank_promotion("allow"):  # as users have it
-        exec(compile(block, page, "exec"), names)
+    run(block, page)
     assert "assert" in block, "a block that asserts nothing could print anything"
 
 
@@ -58,8 +61,7 @@ PRINTING = r"```python\n((?:(?!```).)*print\(.*?)```.*?```\n(.*?)```"
 
 @pytest.mark.parametrize("code, printed", re.findall(PRINTING, PAGES["docs/parity-howto.md"], re.DOTALL))
 def test_code_prints_what_stands_below_it(code, printed, capsys):
-    with jax.numpy_rank_promotion("allow"):
-        exec(compile(code, "docs/parity-howto.md", "exec"), {})
+    run(code, "docs/parity-howto.md")
     rounding = r"\d\.\d+e-1\d( <= 1e-12 .*)?"
     assert re.sub(rounding, "", capsys.readouterr().out) == re.sub(rounding, "", printed)
 
@@ -78,7 +80,7 @@ def test_a_mistake_in_the_pair_is_told_as_written():
     pattern = re.escape(said[2]).replace(re.escape("..."), r"\S+").replace(r"\ >\ ", r" > +")
     # Where the two part follows, as a note.
     with pytest.raises(ParityError, match=f"(?m){pattern}$"):
-        exec(compile(block.replace("approximate=False", said[1]), "README.md", "exec"), {})
+        run(block.replace("approximate=False", said[1]), page)
 
 
 def test_nothing_is_left_to_fill_in():

@@ -101,7 +101,7 @@ def test_float64_with_shared_dropout_parts_and_seeds(run):
 
 
 def test_float32_is_judged_against_the_truth(run):
-    printed = run(f"{QUICK} 3")
+    run(f"{QUICK} 3")
     found = report()
     assert gates_of(found) == ["6"]
     assert found["seeds"][0]["judged_steps"] == 3

@@ -2,12 +2,12 @@
 
 import io
 from types import SimpleNamespace
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
 from rich.console import Console
 
-from jax_tformer.config.errors import TrainingFailed
 from jax_tformer.terminal import Interruption
 from parity_tests.errors import parity_error
 from twin import side_by_side
@@ -36,8 +36,6 @@ def test_steps_that_cannot_be_compared():
         require_same_step(3, figures(1.0), figures(1.0, tokens=8))
     with parity_error(r"gradient norm of step 1 is 1\.0 in JAX and inf in PyTorch"):
         require_same_step(1, figures(1.0), figures(1.0, norm=float("inf")))
-    with pytest.raises(TrainingFailed, match="inf in JAX and nan in PyTorch"):
-        require_same_step(1, figures(float("inf")), figures(float("nan")))
     with parity_error("JAX gives the loss in float32; expected float64"):
         step_figures("JAX", SimpleNamespace(loss=np.float32(1)), "float64", 0.1)
 
@@ -123,23 +121,13 @@ def test_parameters_by_layer():
 
 
 def test_a_signal_ends_the_measurement_of_each_alone(monkeypatch):
-    closed = []
-
-    class Idle:
-        def __init__(self, *kind, environment):
-            pass
-
-        def call(self, name, *given):
-            assert name == "start"
-
-        def close(self):
-            closed.append(self)
-
-    monkeypatch.setattr(side_by_side, "Alone", Idle)
+    alone = MagicMock()
+    monkeypatch.setattr(side_by_side, "Alone", alone)
     stop = Interruption()
     stop.signal = 2
     experiment = read_plan(["dates"]).experiment
     setting = Setting(experiment.model, experiment.optimizer, experiment.training, "cpu")
     found = side_by_side.measure_alone(setting, {}, [{}], False, stop)
     assert found == {"jax": {"error": "interrupted"}, "torch": {"error": "interrupted"}}
-    assert len(closed) == 2
+    assert {call.args[0] for call in alone.return_value.call.mock_calls} <= {"start"}
+    assert alone.return_value.close.call_count == 2

@@ -5,7 +5,7 @@ import pytest
 import torch
 from torch import nn
 
-from parity import LEFT_OUT, Difference, Weight, check_parity, first_difference, match_weights
+from parity import LEFT_OUT, Weight, check_parity, first_difference, match_weights
 from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights
 from parity_tests.errors import parity_error
@@ -26,7 +26,8 @@ HELD = {
     **linear_rows("up"),
 }
 IDLE = Weight("positions.weight", "p i -> p i", part={"p": (0, 2)})
-WEIGHTS = {**HELD, LEFT_OUT: [IDLE, "pooler.weight", "pooler.bias"]}
+POOLER = ["pooler.weight", "pooler.bias"]
+WEIGHTS = {**HELD, LEFT_OUT: [IDLE, *POOLER]}
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +42,7 @@ def theirs():
 
 
 def test_what_is_left_out_is_not_compared(theirs):
-    figures = check_parity(ours, theirs, WEIGHTS, [IDS], gates=["9", "1", "2", "5"])
-    assert all(figure.passed for figure in figures)
+    check_parity(ours, theirs, WEIGHTS, [IDS], gates=["9", "1", "2", "5"])
     assert not first_difference(ours, theirs, WEIGHTS, [IDS])
 
 
@@ -57,19 +57,17 @@ def test_what_is_held_is_compared_as_before(theirs):
 
     with parity_error("gate 1 activations") as raised:
         check_parity(without_bias, theirs, WEIGHTS, [IDS])
-    found = raised.value.difference
-    assert isinstance(found, Difference)
-    assert found.theirs.module == "up"
+    assert raised.value.difference.theirs.module == "up"
 
 
 @pytest.mark.parametrize(
     "left, said",
     [
         ("pooler.weight", "expected a list of names of the module"),
-        (["pooler.weight", "pooler.bias"], r"the parts of positions.weight, .* leave out 12 of its 42 numbers"),
-        (["pooler.weight", "pooler.bias", "head.weight"], r"names \['head.weight'\], which the module lacks"),
-        (["pooler.weight", "pooler.bias", "up.bias"], r"\['up.bias'\] more than once"),
-        (["pooler.weight", "pooler.bias", IDLE, IDLE], "hold 12 more than once"),
+        (POOLER, r"the parts of positions.weight, .* leave out 12 of its 42 numbers"),
+        ([*POOLER, "head.weight"], r"names \['head.weight'\], which the module lacks"),
+        ([*POOLER, "up.bias"], r"\['up.bias'\] more than once"),
+        ([*POOLER, IDLE, IDLE], "hold 12 more than once"),
     ],
 )
 def test_mistakes_are_told(theirs, left, said):
@@ -86,4 +84,4 @@ def test_match_weights_says_what_to_leave_out(theirs):
     pasted = {}
     exec(match.python(), pasted)
     assert pasted["weights"] == match.weights
-    assert check_parity(ours, theirs, match.weights, [IDS], gates=["9", "1"])
+    check_parity(ours, theirs, match.weights, [IDS], gates=["9", "1"])

@@ -67,9 +67,7 @@ def test_stacked_layers_of_a_fused_matrix_there_and_back(dtype):
         "a (b c) d -> (d b) c a": {"c": 2},
         "(a e) b d -> e b (a d)": {"e": 2},
         "a ... -> ... a": {},
-        "... d -> d ...": {},
         "(a b) ... (c d) -> d (b ...) a c": {"a": 2, "c": 5},
-        "a b c -> (a b c)": {},
         "a b c -> a 1 b c": {},
     }.items(),
 )
@@ -148,10 +146,6 @@ MISTAKES = {
         {"blocks.key.bias": "h.{layer}.attn.b"},
         r"names \['h.{layer}.attn.b'\], which the module lacks, \[\] more than once, and misses \[\]$",
     ),
-    "missing": (
-        {f"blocks.{name}.bias": "scale" for name in ("query", "key", "value")},
-        r"names \[\], which the module lacks, \['scale'\] more than once, and misses \['h.0.attn.bias', ",
-    ),
     "doubled": ({"again": "scale"}, r"names \[\], .* \['scale'\] more than once, and misses \[\]$"),
     "a part and the whole": (
         {"whole": "h.{layer}.attn.bias"},
@@ -182,15 +176,10 @@ MISTAKES = {
         {"embed": ("wte.weight", "v d -> v")},
         r"embed is to be wte.weight, of shape \[9, 6\], by 'v d -> v'; expected a pattern like 'o i -> i o' that can",
     ),
-    "a pattern without sizes": (
-        {"embed": ("wte.weight", "(a b) d -> a b d")},
-        r"embed is to be wte.weight, .* that can be undone \(Could not infer sizes for",
-    ),
     "a size that does not divide": (
         {"embed": Weight("wte.weight", "(a b) d -> a b d", {"a": 4})},
         r"embed is to be wte.weight, of shape \[9, 6\], by .* with {'a': 4}; expected",
     ),
-    "a pattern of another rank": ({"embed": ("wte.weight", "a b c -> c b a")}, r"embed is to be wte.weight, of shape"),
     "another kind of row": (
         {"embed": ("wte.weight", "v d -> d v", "x")},
         r"says \('wte.weight', 'v d -> d v', 'x'\) for embed; expected a name, \(name, pattern\), a Weight, or None",
@@ -220,10 +209,6 @@ MISTAKES = {
     "an array that is a folder": (
         {"embed.x": "scale", "scale": "wte.weight", "embed": "head.weight", "head.kernel": ABSENT},
         r"^the weight mapping makes embed an array, and has embed.x within it$",
-    ),
-    "a part that no row holds": (
-        {"blocks.value.bias": ABSENT},
-        r"\['blocks.query.bias', 'blocks.key.bias'\] leave out 6 of its 18 numbers, and hold 0 more than once$",
     ),
     "nothing to keep": ({"angles": None}, r"keeps \['angles'\] as they are, and there is no `like` that has them"),
 }

@@ -3,7 +3,6 @@
 from itertools import product
 
 import einops
-import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -15,6 +14,7 @@ from parity.gates.torch_side import tensors_of
 from parity.gates.weight_map import Weights, nested, paths
 from parity_tests.matched import linear_shapes, shape, verified
 from parity_tests.small_modules import numbers
+from tests.small_models import assert_same_bits
 
 pytestmark = pytest.mark.usefixtures("as_others_write")
 WIDTH, HEADS, GROUPS, HEAD, HIDDEN = 12, 4, 2, 6, 10
@@ -47,26 +47,26 @@ def turned(pairs):
 
 QKV, GATED = ("query", "key", "value"), ("gate", "up")
 CASES = {
-    "queries, keys, values": (QKV, one_after_the_other, HEADS, False),
-    "fewer keys": (QKV, one_after_the_other, GROUPS, False),
-    "keys first": (("key", "query", "value"), one_after_the_other, HEADS, False),
-    "values before keys": (("query", "value", "key"), one_after_the_other, GROUPS, False),
-    "by heads": (QKV, by_heads, HEADS, False),
-    "by heads, values first": (("value", "key", "query"), by_heads, HEADS, False),
-    "by groups": (QKV, by_groups, GROUPS, False),
-    "one group": (QKV, one_after_the_other, 1, False),
-    "gate, up": (GATED, one_after_the_other, GROUPS, False),
-    "rows in turn": (GATED, by_rows, GROUPS, False),
-    "pairs": ((), None, GROUPS, True),
-    "fused pairs": (QKV, one_after_the_other, GROUPS, True),
-    "fused pairs by heads": (QKV, by_heads, HEADS, True),
+    "queries, keys, values": (QKV, one_after_the_other, HEADS),
+    "fewer keys": (QKV, one_after_the_other, GROUPS),
+    "keys first": (("key", "query", "value"), one_after_the_other, HEADS),
+    "values before keys": (("query", "value", "key"), one_after_the_other, GROUPS),
+    "by heads": (QKV, by_heads, HEADS),
+    "by heads, values first": (("value", "key", "query"), by_heads, HEADS),
+    "by groups": (QKV, by_groups, GROUPS),
+    "one group": (QKV, one_after_the_other, 1),
+    "gate, up": (GATED, one_after_the_other, GROUPS),
+    "rows in turn": (GATED, by_rows, GROUPS),
+    "pairs": ((), None, GROUPS),
+    "fused pairs": (QKV, one_after_the_other, GROUPS),
+    "fused pairs by heads": (QKV, by_heads, HEADS),
 }
-"""What is fused in one layer, how, how many heads of keys there are, and whether pairs of rows are rotated."""
+"""What is fused in one layer, how, and how many heads of keys there are; pairs of rows are rotated where it says so."""
 COSINES, SINES = np.cos(ANGLES := np.outer(np.arange(5), 0.5 ** np.arange(HEAD // 2))), np.sin(ANGLES)
 
 
 def sizes_of(case, fused):
-    names, _, groups, _ = CASES[case]
+    names, _, groups = CASES[case]
     outputs = {"query": HEADS * HEAD, "key": groups * HEAD, "value": groups * HEAD, "gate": HIDDEN, "up": HIDDEN}
     if fused and names:
         outputs = {"_".join(names): sum(outputs.pop(name) for name in names)} | outputs
@@ -76,13 +76,13 @@ def sizes_of(case, fused):
 
 def forward(case, fused, weights, x, np):
     """Attention with rotary embeddings, then a gated layer; `np` is jax.numpy or torch. Weights are (output, input)."""
-    names, split, _, pairs = CASES[case]
+    names, split, _ = CASES[case]
     if fused and names:
         rows = [sizes_of(case, fused=False)[name][1] for name in names]
         for leaf in ("weight", "bias"):
             parts = split(weights[f"{'_'.join(names)}.{leaf}"], rows)
             weights |= {f"{name}.{leaf}": part for name, part in zip(names, parts, strict=True)}
-    if fused and pairs:
+    if fused and "pairs" in case:
         held = [f"{name}.{leaf}" for name in ("query", "key") for leaf in ("weight", "bias")]
         weights |= {name: turned(weights[name]) for name in held}
 
@@ -141,7 +141,7 @@ def held(match, module, shapes):
     arrays = tensors_of(module)[0]
     weights = Weights(match.weights, arrays, like=shapes)
     params = weights.into(arrays)
-    jax.tree.map(np.testing.assert_array_equal, weights.back(params), arrays)
+    assert_same_bits(weights.back(params), arrays)
     return params
 
 
@@ -163,29 +163,28 @@ def test_what_one_side_fuses_is_found(case, fused):
     found = match_weights(params, module)
     for tensor in module.parameters():
         nn.init.normal_(tensor)
-    jax.tree.map(np.testing.assert_array_equal, held(found, module, shapes), held(match, module, shapes))
+    assert_same_bits(held(found, module, shapes), held(match, module, shapes))
 
 
 SIZES = {"gate": (7, WIDTH), "up": (7, WIDTH), "down": (WIDTH, 7)}
-FORMS = {
-    "apart": (False, False, False),
-    "experts": (False, True, False),
-    "experts, gate and up": (False, True, True),
-    "layers and experts": (True, True, False),
-    "layers, experts, gate and up": (True, True, True),
-}
-"""Whether layers are one array, whether experts are, and whether gate and up are."""
+FORMS = ("apart", "experts", "experts, gate and up", "layers and experts", "layers, experts, gate and up")
+"""What is one array."""
+
+
+def together(form):
+    """Whether layers are one array, whether experts are, and whether gate and up are."""
+    return [name in form for name in ("layers", "experts", "gate and up")]
 
 
 def path_of(form, layer, expert, name):
     """Of an array; a number that is a place on an axis of it is not in its path."""
-    layers, experts, _ = FORMS[form]
+    layers, experts, _ = together(form)
     return "layers" + f".{layer}" * (not layers) + ".experts" + f".{expert}" * (not experts) + f".{name}"
 
 
 def paths_in(form):
     """Every array of two layers of three experts by its path, with its shape."""
-    layers, experts, fused = FORMS[form]
+    layers, experts, fused = together(form)
     sizes = {"gate_up": (14, WIDTH), "down": SIZES["down"]} if fused else SIZES
     lead = (2,) * layers + (3,) * experts
     return {path_of(form, *place, name): (*lead, *sizes[name]) for place in np.ndindex(2, 3) for name in sizes}
@@ -193,7 +192,7 @@ def paths_in(form):
 
 def mixture(form, weights, x, np):
     """Two layers of experts, whose arrays are (..., output, input)."""
-    layers, experts, fused = FORMS[form]
+    layers, experts, fused = together(form)
 
     def weight(layer, expert, name):
         return weights[path_of(form, layer, expert, name)][(layer,) * layers + (expert,) * experts]
@@ -230,7 +229,7 @@ def test_experts_and_layers_in_one_array_or_apart(mine, their):
     shapes = nested({path: shape(*size[:-2], *size[:-3:-1]) for path, size in paths_in(mine).items()})
     module = Mixture(their)
     match = verified(shapes, module, ours, [X])
-    assert all(figure.passed for figure in check_parity(ours, module, match.weights, [X], gates=["9", "1", "2"]))
+    check_parity(ours, module, match.weights, [X], gates=["9", "1", "2"])
     params = held(match, module, shapes)
     found = match_weights(params, module)
     assert {row.reason for row in found.rows} == {"equal numbers"}

@@ -1,5 +1,7 @@
 """What names cannot decide `match_weights` decides by running both: orders and orientations; and names of others."""
 
+from itertools import product
+
 import jax
 import jax.numpy as jnp
 import pytest
@@ -95,35 +97,9 @@ def test_names_of_pytorchs_transformer():
     assert not match.unsure
     assert not match.unmatched_ours
     assert not match.unmatched_theirs
-    found = names(match)
-    for stack, layer in (("encoder", 0), ("encoder", 1), ("decoder", 0), ("decoder", 1)):
-        expected = {"ln1.scale": "norm1.weight", "ln2.bias": "norm2.bias", "mlp.fc2.bias": "linear2.bias"}
-        expected |= {"attention.key.kernel": "self_attn.in_proj_weight"}
-        if stack == "decoder":
-            expected |= {"ln3.scale": "norm3.weight", "cross_attention.value.bias": "multihead_attn.in_proj_bias"}
-        for ours, theirs in expected.items():
-            assert found[f"{stack}_{layer}.{ours}"] == f"{stack}.layers.{layer}.{theirs}"
-
-
-def test_names_that_mean_nothing():
-    """A residual layer, norm and a gate, whose parameters are called by letters that mean nothing, in no order."""
-    sizes = {"te": (24, WIDTH), "ta": (24, WIDTH), "tf": (WIDTH, 24), "td": (WIDTH,), "tc": (WIDTH,)}
-
-    def forward(self, x):
-        h = nn.functional.layer_norm(x, (WIDTH,), self.td, self.tc)
-        return x + (nn.functional.silu(h @ self.te.T) * (h @ self.ta.T)) @ self.tf.T
-
-    unnamed = Module(
-        forward, **{name: lambda size=size: nn.Parameter(torch.randn(size)) for name, size in sizes.items()}
-    )
-
-    def ours(p, x):
-        h = (x - x.mean(-1, keepdims=True)) / jnp.sqrt(x.var(-1, keepdims=True) + 1e-5) * p["scale"] + p["bias"]
-        return x + (jax.nn.silu(h @ p["gate"]) * (h @ p["up"])) @ p["down"]
-
-    params = {"scale": shape(WIDTH), "bias": shape(WIDTH), "down": shape(24, WIDTH)}
-    params |= {"gate": shape(WIDTH, 24), "up": shape(WIDTH, 24)}
-    likely = {row.ours for row in match_weights(params, unnamed).rows if row.confidence == "likely"}
-    assert likely <= {"down"}, "the others have a rival of their shape"
-    match = verified(params, unnamed, ours, [X])
-    assert names(match) == {"scale": "td", "bias": "tc", "gate": "te", "up": "ta", "down": "tf"}
+    both = {"ln1.scale": "norm1.weight", "ln2.bias": "norm2.bias", "mlp.fc2.bias": "linear2.bias"}
+    both["attention.key.kernel"] = "self_attn.in_proj_weight"
+    more = {"ln3.scale": "norm3.weight", "cross_attention.value.bias": "multihead_attn.in_proj_bias"}
+    for stack, expected in (("encoder", both), ("decoder", both | more)):
+        for layer, (ours, theirs) in product(range(2), expected.items()):
+            assert names(match)[f"{stack}_{layer}.{ours}"] == f"{stack}.layers.{layer}.{theirs}"

@@ -49,10 +49,9 @@ def test_a_recorded_module_judges_as_the_module_itself(capsules):
     assert apart == pytest.approx(together, rel=1e-3, abs=1e-13)
 
 
-@pytest.mark.parametrize("seed", [0, 1])
-def test_the_module_takes_the_recorded_weights(capsules, seed):
+def test_the_module_takes_the_recorded_weights(capsules):
     """Whatever its own are, and stays as it was."""
-    made = module(seed)
+    made = module(seed=1)
     before = {name: tensor.clone() for name, tensor in made.state_dict().items()}
     judge(capsules / "jax", made, WEIGHTS)
     judge(capsules / "torch", made)

@@ -1,7 +1,7 @@
 """Hugging Face's own `generate`, in float64, on its own models and on the reference: the oracle of decoding."""
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 import torch
 from torch import nn
@@ -10,7 +10,6 @@ from transformers import GenerationMixin, PreTrainedConfig, PreTrainedModel
 from transformers.modeling_outputs import BaseModelOutput, CausalLMOutput
 
 from parity.gates.bridge import to_torch
-from parity.gates.measure import ParityError
 from parity.islands import Float64
 from torch_ref import reference
 
@@ -25,7 +24,7 @@ class Hypothesis:
     """The new tokens, the end token included, nothing after it."""
     score: float | None = None
     """With beams: the sum of log-probabilities over (number of new tokens)^length_penalty."""
-    margins: tuple[float, ...] = field(default=(), compare=False)
+    margins: tuple[float, ...] = ()
     """Of greedy search: how clear each of the tokens was, the best logit less the second, after penalties."""
 
 
@@ -44,12 +43,8 @@ def huggingface_generate(model, prompts, *, end_id, start_id=None, **settings):
       versions of transformers count its padding as well: give them prompts of one length. Beams are penalised in their
       log-probabilities, which then no longer sum to one; greedy search and samples in their logits.
     - More beams than tokens in the vocabulary begin as duplicates with scores near -1e9, and may be returned.
-
-    Raises ParityError where anything was computed in another type than float64.
     """
     translates = model.config.is_encoder_decoder
-    if model.dtype != torch.float64:
-        raise ParityError(f"the model is {model.dtype}; expected torch.float64")
     rows, side = [torch.tensor(prompt) for prompt in prompts], "right" if translates else "left"
     ids, mask = (pad_sequence(of, True, padding_side=side) for of in (rows, [torch.ones_like(row) for row in rows]))
     with Float64():
@@ -64,9 +59,7 @@ def huggingface_generate(model, prompts, *, end_id, start_id=None, **settings):
             **{"use_cache": False, "do_sample": False} | settings,
         )
     searched = answer.get("sequences_scores") is not None
-    scores = [*answer.scores, *([answer.sequences_scores] if searched else [])]
-    if found := {score.dtype for score in scores} - {torch.float64}:
-        raise ParityError(f"`generate` computed scores in {found}; expected torch.float64 alone")
+    assert answer.scores[0].dtype == torch.float64
     new = answer.sequences[:, 1 if translates else ids.shape[1] :].tolist()
     scores = answer.sequences_scores.tolist() if searched else [None] * len(new)
     clear = [()] * len(new)

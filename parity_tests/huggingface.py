@@ -1,6 +1,7 @@
 """The third oracle: Hugging Face's own models, of reduced configs, with random weights, run on our batches."""
 
 from contextlib import nullcontext
+from functools import partial
 
 import numpy as np
 import torch
@@ -10,7 +11,8 @@ from jax_tformer.config import TransformerConfig
 from jax_tformer.hub.families import from_huggingface
 from parity.gates import torch_side
 from parity.gates.bridge import Values, from_torch, to_torch
-from parity.gates.measure import worst
+from parity.gates.measure import incomparable, require_same_names, worst
+from parity.gates.pytrees import paths
 from parity.islands import Float64
 from parity_tests.oracles import ENTRIES
 from torch_ref.masks import position_ids
@@ -153,27 +155,21 @@ class Oracle:
         }
 
     def _watch(self):
-        def keep(name):
-            def hook(module, inputs, output):
-                self._hidden[name] = output[0] if isinstance(output, tuple) else output
+        def keep(name, module, inputs, output):
+            self._hidden[name] = output[0] if isinstance(output, tuple) else output
 
-            return hook
-
-        def tell(name):
-            def hook(table, inputs, output):
-                # BART counts from the start of the row and takes no positions. This is the table's own lookup, which
-                # adds its offset; it takes one row of positions.
-                if (positions := self._positions.pop(name, None)) is not None:
-                    output = table.forward(inputs[0], position_ids=positions.flatten()).view(*positions.shape, -1)
-                return output
-
-            return hook
+        def tell(name, table, inputs, output):
+            # BART counts from the start of the row and takes no positions. This is the table's own lookup, which adds
+            # its offset; it takes one row of positions.
+            if (positions := self._positions.pop(name, None)) is not None:
+                output = table.forward(inputs[0], position_ids=positions.flatten()).view(*positions.shape, -1)
+            return output
 
         for side, blocks in self.entry.stacks.items():
             for layer, block in enumerate(self.model.base_model.get_submodule(blocks)):
-                block.register_forward_hook(keep(f"{side}.{layer}.hidden"))
+                block.register_forward_hook(partial(keep, f"{side}.{layer}.hidden"))
         for name, table in self.entry.position_tables.items():
-            self.model.get_submodule(table).register_forward_hook(tell(name))
+            self.model.get_submodule(table).register_forward_hook(partial(tell, name))
 
 
 def config_json(model):
@@ -214,16 +210,14 @@ def comparable(config, batch, activations):
     return {name: there(name, array) if array.ndim else array for name, array in activations.items()}
 
 
-def bytes_lost(first, second):
-    """How many bytes differ, or stand on one side only, of any array."""
-
-    def differing(a, b):
-        if (a.shape, a.dtype) != (b.shape, b.dtype):
-            return float(max(a.nbytes, b.nbytes))
-        return float(np.sum(a.reshape(-1).view("u1") != b.reshape(-1).view("u1")))
-
-    names, nothing = first.keys() | second.keys(), np.zeros(0)
-    lost = {name: differing(first.get(name, nothing), second.get(name, nothing)) for name in names}
+def bytes_lost(*trees):
+    """Gate 9: how many bytes differ in the arrays of two trees, which have to agree in paths, shapes and types."""
+    first, second = ({path: np.asarray(leaf) for path, leaf in paths(tree).items()} for tree in trees)
+    require_same_names("9", first, second)
+    lost = {}
+    for path, array in first.items():
+        before, after = (np.frombuffer(x.tobytes(), np.uint8) for x in (array, second[path]))
+        lost[path] = incomparable(path, array, second[path]) or float(np.sum(before != after))
     return worst("9 bytes lost", lost, 0.0)
 
 

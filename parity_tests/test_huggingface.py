@@ -1,6 +1,5 @@
 """Gates 1 to 4 and 7 against Hugging Face's own models (see oracles.py)."""
 
-from contextlib import contextmanager
 from dataclasses import replace
 from functools import lru_cache, partial
 from itertools import product
@@ -236,7 +235,6 @@ def test_settings_are_honoured(name, variant, record):
     record(f"huggingface {name}", compared("1 activations", found, theirs.outputs))
 
 
-@contextmanager
 def told_masks(masks):
     """While this is on, torch drops by these masks, one after another."""
 
@@ -246,8 +244,7 @@ def told_masks(masks):
         # OPT has the tokens of all rows along one axis.
         return x * masks.pop(0).view(x.shape) / (1 - p)
 
-    with patch.object(functional, "dropout", dropout):
-        yield
+    return patch.object(functional, "dropout", dropout)
 
 
 @pytest.mark.parametrize("name", ENTRIES)

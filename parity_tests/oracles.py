@@ -126,7 +126,6 @@ ENTRIES |= {
                 "scale_attn_weights": False,
             },
             "untied": _UNTIED,
-            "other sizes": {"n_head": 2, "n_layer": 1, "n_positions": 11, "vocab_size": 29},
         },
         first=True,
     ),
@@ -135,7 +134,6 @@ ENTRIES |= {
         {
             "scaled linearly, all heads have keys": {"num_key_value_heads": 4, **LINEAR},
             "scaled as in Llama 3": SCALED,
-            "scaled as of now": {"rope_parameters": LLAMA3 | {"original_max_position_embeddings": 64}},
             "tied, biases, wide heads": {
                 "tie_word_embeddings": True,
                 "attention_bias": True,
@@ -152,7 +150,7 @@ ENTRIES |= {
     ),
     "mistral": _llama(
         hf.MistralForCausalLM,
-        {"no window": {"sliding_window": None}, "wide heads, scaled": _WIDE | LINEAR},
+        {"no window": {"sliding_window": None}},
         {"sliding_window": 4},
     ),
     "qwen2": _llama(
@@ -161,7 +159,6 @@ ENTRIES |= {
             "window above the first layer": _ABOVE,
             "window in all layers, wide heads": _ABOVE | {"max_window_layers": 0} | _WIDE,
             "window in every other layer": _ABOVE | {"layer_types": [_WINDOW, _FULL, _WINDOW]},
-            "tied, scaled": {"tie_word_embeddings": True, **LINEAR},
         },
         None,
         "head_dim",
@@ -171,7 +168,6 @@ ENTRIES |= {
         {
             "window above the first layer": _ABOVE,
             "tied, biases, narrow heads": {"tie_word_embeddings": True, "attention_bias": True, "head_dim": 8},
-            "scaled as in Llama 3": SCALED,
         },
         _WIDE,
     ),
@@ -200,7 +196,6 @@ ENTRIES |= {
         hf.GemmaForCausalLM,
         {
             "untied, biases": {"attention_bias": True, **_UNTIED},
-            "all heads have keys, scaled": {"num_key_value_heads": 4, **LINEAR},
             "another activation and epsilon": {"hidden_act": "silu", "rms_norm_eps": 1e-2},
         },
         _WIDE,
@@ -279,7 +274,7 @@ bert = Entry(
             "layer_norm_eps": 1e-2,
             "intermediate_size": 24,
         },
-        "other sizes": {"type_vocab_size": 3, "num_attention_heads": 8, "num_hidden_layers": 1},
+        "three token types": {"type_vocab_size": 3},
     },
     first=True,
     no_longer_written=_ONE_KIND,
@@ -305,7 +300,7 @@ distilbert = Entry(
         "pad_token_id": None,
     },
     {"encoder": "transformer.layer"},
-    {"other sizes": {"n_heads": 8, "n_layers": 1, "hidden_dim": 24, "max_position_embeddings": 11}},
+    {},
 )
 
 
@@ -397,14 +392,7 @@ bart = Entry(
     {"encoder": "encoder.layers", "decoder": "decoder.layers"},
     {
         "scaled embedding, approximate GELU": {"scale_embedding": True, "activation_function": "gelu_new"},
-        "untied": {"max_position_embeddings": 11, **_UNTIED},
-        "other depths and heads": {
-            "encoder_layers": 4,
-            "decoder_layers": 1,
-            "encoder_attention_heads": 1,
-            "decoder_attention_heads": 8,
-        },
-        "other widths": {"encoder_ffn_dim": 24, "activation_function": "relu", "vocab_size": 29},
+        "untied": _UNTIED,
     },
     first=True,
     position_tables={side: f"model.{table}" for side, table in _POSITIONS.items()},
@@ -437,7 +425,6 @@ marian = replace(
     variants={
         "separate tables": {"share_encoder_decoder_embeddings": False},
         "GELU, unscaled": {"activation_function": "gelu", "scale_embedding": False},
-        "other widths": {"encoder_ffn_dim": 24, "decoder_layers": 1, "vocab_size": 29},
     },
     first=False,
     prepare=_exact_positions,
@@ -468,7 +455,7 @@ t5 = Entry(
             "relative_attention_num_buckets": 4,
             "relative_attention_max_distance": 5,
         },
-        "exact GELU, other widths": {"feed_forward_proj": "gelu", "d_kv": 16, "d_ff": 24, "num_decoder_layers": 1},
+        "exact GELU": {"feed_forward_proj": "gelu"},
     },
     first=True,
     prepare=_untie,

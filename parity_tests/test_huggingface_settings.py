@@ -60,38 +60,24 @@ def test_defaults_are_our_presets():
 
 WITHOUT_ORIGINAL = {key: value for key, value in LLAMA3.items() if not key.startswith("orig")}
 OLDER = [
-    # As on the Hub: Llama 2 7B with a longer context, Llama 3.2 1B, Mistral 7B v0.1 and v0.3.
+    # As on the Hub: Llama 2 7B with a longer context, Llama 3.2 1B.
     ("llama", {"rope_scaling": {"type": "linear", "factor": 4}, "num_key_value_heads": 32}),
-    ("llama", {"rope_scaling": None, "rope_theta": 5e5, "num_key_value_heads": None, "head_dim": None}),
     ("llama", {"rope_scaling": {k: v for k, v in LLAMA3.items() if k != "rope_theta"}, "rope_theta": 5e5}),
     ("llama", {"rope_parameters": WITHOUT_ORIGINAL, "rope_theta": 3.0}),
     ("llama", {"rope_parameters": {"rope_theta": 7e5, "factor": 3.0}, "rope_theta": 3.0, "rope_scaling": {}}),
-    ("llama", {"num_attention_heads": 16, "attention_dropout": None}),
-    ("mistral", {"sliding_window": None, "rope_theta": 1e6, "head_dim": 64}),
     ("qwen2", {"use_sliding_window": False, "sliding_window": 131072, "max_window_layers": 28, "rope_theta": 1e6}),
-    ("qwen2", {"num_attention_heads": 64}),
-    ("qwen2", {"num_attention_heads": 16, "num_key_value_heads": None}),
     ("qwen2", {"use_sliding_window": True, "num_hidden_layers": 30}),
-    ("qwen2", {"use_sliding_window": True, "num_hidden_layers": 5}),
     ("qwen2", {"use_sliding_window": True, "num_hidden_layers": 4, "max_window_layers": 3}),
     ("qwen2", {"use_sliding_window": True, "sliding_window": None, "max_window_layers": 2}),
-    ("qwen3", {"hidden_size": 1024}),
     ("qwen3", {"use_sliding_window": True, "layer_types": [WINDOWS, FULL] * 3, "num_hidden_layers": 6}),
-    ("gemma", {"hidden_act": "gelu", "rope_theta": 3e4, "num_key_value_heads": 1}),
-    ("gemma2", {"num_hidden_layers": 7, "rope_theta": 3e4, "hidden_act": "relu"}),
-    ("gemma2", {"num_hidden_layers": 2, "layer_types": [FULL, FULL], "attn_logit_softcapping": None}),
     ("gemma3", {"sliding_window_pattern": 2, "rope_theta": 1e5, "rope_local_base_freq": 2e4, "num_hidden_layers": 8}),
     (
         "gemma3",
         {"rope_scaling": {"rope_type": "linear", "factor": 8.0}, "rope_theta": 1e6, "rope_local_base_freq": 9e3},
     ),
-    ("gemma3", {"num_hidden_layers": 2, "layer_types": [FULL, FULL]}),
     ("gemma3", {"rope_parameters": {FULL: {"rope_theta": 5e5}}}),
-    ("opt", {"word_embed_proj_dim": 768, "do_layer_norm_before": False, "dropout": 0.2}),
     ("gpt_neox", {"rotary_emb_base": 500, "rotary_pct": 0.5, "rope_theta": 3.0}),
     ("gpt_neox", {"rotary_pct": 1.0, "rope_scaling": {"type": "linear", "factor": 2.0}, "hidden_dropout": 0.1}),
-    ("starcoder2", {"rope_parameters": WITHOUT_ORIGINAL}),
-    ("starcoder2", {"rope_theta": 1e6, "sliding_window": 4096, "use_bias": False, "residual_dropout": 0.1}),
     *(("t5", {"feed_forward_proj": words}) for words in ("gelu", "gated-gelu", "gated-silu")),
 ]
 
@@ -136,46 +122,32 @@ def test_activations_are_the_functions_of_these_names():
 REFUSED = [
     ("llama", {"rope_scaling": {"type": "yarn", "factor": 4.0}}, "rope_type is 'yarn' .* expected one of 'default'"),
     ("llama", {"rope_scaling": {"type": "linear"}}, "'linear' .*, and factor is missing"),
-    ("llama", {"rope_parameters": {"rope_type": "llama3", "factor": 2.0}}, "low_freq_factor is missing"),
     ("llama", {"rope_parameters": {"rope_type": ["linear"]}}, "rope_type is"),
     ("llama", {"rope_parameters": "linear"}, "rope_parameters is 'linear' .* expected an object"),
     ("llama", {"rope_parameters": LLAMA3, "original_max_position_embeddings": 16}, "is 16 .* and 24 by its rope_"),
-    ("llama", {"num_key_value_heads": 3}, "divide"),
     ("llama", {"num_hidden_layers": None, "hidden_size": "32"}, "hidden_size"),
     ("llama", {"num_attention_heads": 32, "head_dim": None}, "hidden_size / num_attention_heads is 1; "),
     ("llama", {"model_type": "mistral"}, "model_type is 'mistral' .* a class of type 'llama'; expected one type"),
-    ("llama", {"is_causal": None}, "is_causal is None in .* only True is supported"),
     ("llama", {"layer_types": [FULL, WINDOWS]}, "layer_types is .* only 'full_attention'"),
     ("qwen2", {"layer_types": ["chunked_attention"] * 3}, "layer_types is .* a list of num_hidden_layers, 3, of"),
-    ("qwen2", {"layer_types": [FULL]}, "layer_types is .* expected a list of num_hidden_layers, 3, of"),
     ("qwen2", {"layer_types": [WINDOWS] * 3}, "sliding_window is missing"),
-    ("gemma2", {"query_pre_attn_scalar": 0}, "query_pre_attn_scalar is 0"),
     ("gemma3", {"rope_parameters": {"rope_type": "linear", "factor": 8.0}}, "rope_parameters has"),
     ("gemma3", {"rope_parameters": {WINDOWS: {"rope_type": "linear", "factor": 8.0}}}, "only 'default'"),
     ("opt", {"word_embed_proj_dim": 16}, "word_embed_proj_dim is 16 .* only hidden_size, 32"),
     ("gpt_neox", {"rope_parameters": {"partial_rotary_factor": 0.0}}, "rotary_pct is"),
     ("gpt_neox", {"head_dim": 8}, "head_dim is 8 .* hidden_size / num_attention_heads, 16, is supported"),
-    ("gpt2", {"activation_function": ["gelu"]}, "expected one of 'gelu'"),
     ("gpt2", {"n_head": 5}, "n_embd is 32 and n_head is 5; .* divisible"),
     ("gpt2", {"num_hidden_layers": 12}, "n_layer is 3 and num_hidden_layers is 12 .* two names of one setting"),
     ("gpt2", {"scale_attn_weights": "yes"}, "expected one of True, False"),
     ("gpt2", {"architectures": None}, "expected a list of one class"),
     ("gpt2", {"architectures": ["T5Model"]}, "'T5Model', not a known"),
-    ("bert masked", {"hidden_dropout_prob": 1.5}, "from 0 to below 1"),
-    ("bert", {"per_layer_config": {"0": {"hidden_act": "relu"}}}, "per_layer_config is .* only None"),
     ("bert tokens", {"num_labels": 7}, "id2label names 5 classes and num_labels is 7 .* expected one number"),
     ("bert tokens", {"id2label": ["no", "yes"]}, r"id2label is \['no', 'yes'\]"),
-    ("bert tokens", {"id2label": None, "num_labels": 0}, "num_labels is 0"),
     ("roberta masked", {"hidden_act": "relu"}, "hidden_act is 'relu'"),
     ("roberta", {"pad_token_id": "<pad>"}, "pad_token_id is '<pad>'"),
     ("roberta", {"pad_token_id": 600}, "max_position_embeddings is -559"),
-    ("bart", {"scale_embedding": 2}, "scale_embedding"),
     ("marian", {"decoder_vocab_size": 9}, "decoder_vocab_size is 9 in the Hugging Face config and vocab_size is"),
-    ("marian", {"share_encoder_decoder_embeddings": "no"}, "share_encoder_decoder_embeddings|shared_embedding"),
     ("t5", {"feed_forward_proj": "gated-gelu-new"}, "feed_forward_proj is 'gated-gelu-new'"),
-    ("t5", {"dense_act_fn": "tanh"}, "dense_act_fn is 'tanh'"),
-    ("t5", {"relative_attention_num_buckets": 7}, "relative_attention_num_buckets is 7"),
-    ("t5", {"relative_attention_max_distance": 5}, "relative_attention_max_distance is 5"),
 ]
 ONE_VALUE = [(name, field, only) for name, family in FAMILIES.items() for field, only in family.fixed.items()]
 """Settings of which each class has one value, and no field of ours another."""
@@ -226,8 +198,6 @@ def changed(config, changes):
         ("llama", None, {"decoder.window": 4}, "decoder.window: null -> 4"),
         ("llama", None, {"decoder.query_bias": True}, "decoder.key_bias: true -> false"),
         ("gemma2", None, {"decoder.attention_scale": 7.5}, "decoder.attention_scale: 7.0 -> 7.5"),
-        ("opt", None, {"decoder.position_offset": 0}, "decoder.position_offset: 2 -> 0"),
-        ("bart", None, {"decoder.max_positions": 39}, "decoder.max_positions: 40 -> 39"),
         ("bart", None, {"encoder.norm_placement": "pre"}, 'encoder.norm_placement: "post" -> "pre"'),
         ("bart", "gpt2", {}, "do not both have an encoder"),
         ("gpt2", "gpt2", {"decoder.positions": "rotary", "decoder.max_positions": None}, "positions"),
@@ -251,53 +221,38 @@ def test_scales_of_gemma_are_written_as_numbers(scale, number):
 # What the code of transformers reads.
 REASONS = {
     "is no field of a file: the class makes it of others, or has it for all models": (
-        *("base_model_pp_plan", "base_model_tp_plan", "sub_configs", "sub_configs_defaults", "is_heterogeneous"),
-        *("default_theta", "default_rope_type", "name_or_path"),
+        "base_model_pp_plan base_model_tp_plan sub_configs sub_configs_defaults is_heterogeneous default_theta "
+        "default_rope_type name_or_path"
     ),
     "is compared with others, and stops a model that would not run": (
-        "ignore_keys_at_rope_validation",
-        "embed_dim",
-        "num_heads",
-        "embedding_size",
+        "ignore_keys_at_rope_validation embed_dim num_heads embedding_size"
     ),
     "changes where or how fast numbers are computed": (
-        *("distributed_config", "fusion_config", "gradient_checkpointing", "dtype", "chunk_size_feed_forward"),
-        *("reorder_and_upcast_attn", "use_cache"),
+        "distributed_config fusion_config gradient_checkpointing dtype chunk_size_feed_forward reorder_and_upcast_attn "
+        "use_cache"
     ),
     "is read by `generate` (see origin.py), or marks a row of the token table that no output depends on": (
-        "bos_token_id",
-        "eos_token_id",
-        "pad_token_id",
-        "sep_token_id",
-        "decoder_start_token_id",
+        "bos_token_id eos_token_id pad_token_id sep_token_id decoder_start_token_id"
     ),
     "changes how arrays start that no file holds, and ours start by rules of their own": (
-        "initializer_factor",
-        "initializer_range",
-        "init_std",
-        "sinusoidal_pos_embds",
+        "initializer_factor initializer_range init_std sinusoidal_pos_embds"
     ),
-    "changes which results are returned, and in what": ("output_attentions", "return_dict", "tie_last_hidden_states"),
-    "chooses the loss of transformers' own training; ours is the config's": ("problem_type",),
-    "is of classes with a head": ("num_labels", "id2label", "tie_word_embeddings", "classifier_dropout"),
+    "changes which results are returned, and in what": "output_attentions return_dict tie_last_hidden_states",
+    "chooses the loss of transformers' own training; ours is the config's": "problem_type",
+    "is of classes with a head": "num_labels id2label tie_word_embeddings classifier_dropout",
     "is of other classes: of a vision tower, say, or of an encoder that became a decoder": (
-        "is_encoder_decoder",
-        "mm_tokens_per_image",
-        "text_config",
-        "vision_config",
-        "number_of_conv_states",
+        "is_encoder_decoder mm_tokens_per_image text_config vision_config number_of_conv_states"
     ),
-    "is of rotary positions": ("head_dim", "rope_parameters"),
-    "is read before a warning about kernels; this class has its rate under another name": ("attention_dropout",),
-    "is read beside one object of rotary positions; Gemma 3 has two": ("gemma3 original_max_position_embeddings",),
+    "is of rotary positions": "head_dim rope_parameters",
+    "is read before a warning about kernels; this class has its rate under another name": "attention_dropout",
+    "is read beside one object of rotary positions; Gemma 3 has two": "gemma3:original_max_position_embeddings",
     "has another name in this class (rotary_emb_base, rotary_pct), or stands in rope_parameters": (
-        "gpt_neox rope_theta",
-        "gpt_neox partial_rotary_factor",
+        "gpt_neox:rope_theta gpt_neox:partial_rotary_factor"
     ),
 }
 """Why an attribute changes no number where it is not heeded -> such attributes, each behind the one model that is
 meant if not all are."""
-IDLE = [attribute for attributes in REASONS.values() for attribute in attributes]
+IDLE = " ".join(REASONS.values()).split()
 ODD = ({"odd": 1}, 3, True, False)
 """One of these changes the model, or is refused, wherever an attribute is heeded."""
 ROTARY = [name for name, entry in ENTRIES.items() if hasattr(entry.kind.config_class, "rope_parameters")]
@@ -345,7 +300,7 @@ def passed_over(name, attribute):
 def test_what_transformers_reads_is_heeded(name):
     # Causal masks and caches are of decoders.
     encoder = config_from_huggingface(configs(name)[0]).decoder is None
-    reasons = {attribute.removeprefix(f"{name} ") for attribute in IDLE} | (
+    reasons = {attribute.removeprefix(f"{name}:") for attribute in IDLE} | (
         families.NEUTRAL_IN_DECODERS.keys() if encoder else set()
     )
     assert not [each for each in attributes(ENTRIES[name].kind) - reasons if passed_over(name, each)]
@@ -353,7 +308,7 @@ def test_what_transformers_reads_is_heeded(name):
 
 @pytest.mark.parametrize("idle", IDLE)
 def test_a_reason_is_given_only_for_what_is_read_and_idle(idle):
-    *names, attribute = idle.split()
+    *names, attribute = idle.split(":")
     assert any(
         attribute in attributes(ENTRIES[name].kind) and passed_over(name, attribute) for name in names or ENTRIES
     )

@@ -52,7 +52,6 @@ DEEPER = {
     "test_random_architectures.py",
     "test_soak.py",
     "test_gate_6_trajectory",
-    "test_gates_1_and_2_with_other_windows",
     "test_gates_3_and_4_in_the_other_cases",
     "test_gates_3_and_4_of_the_forward_pass",
     "test_generate_py_in_two_processes",

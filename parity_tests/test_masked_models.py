@@ -4,7 +4,6 @@ Gate 8 is in test_decoding.py; random architectures draw all of it too.
 """
 
 from dataclasses import replace
-from functools import cache
 from itertools import product
 from typing import get_args
 
@@ -35,6 +34,7 @@ from twin.cases import (
 )
 
 LENGTHS, LONG = Lengths(3, 13, 14), Lengths(3, 150, 150)
+EVERY = CONFIGS | WINDOWED
 IMPLEMENTATIONS = ("einsum", "blocks")
 
 
@@ -64,31 +64,15 @@ def pair(config):
     return random_pair(config, 0.02)
 
 
-@cache
-def preset(name):
-    """One for all tests, so that one process compiles it once."""
-    return pair(CONFIGS[name])
-
-
-@pytest.mark.parametrize("name", first(CONFIGS, "bert-base", "vaswani-base"))
+@pytest.mark.parametrize("name", ["bert-base", "vaswani-base"])
 def test_gates_1_and_2_with_every_mask(name, hold_all):
-    hold_all(name, preset(name), [every_mask(CONFIGS[name], padding) for padding in ("left", "right")])
+    hold_all(name, pair(CONFIGS[name]), [every_mask(CONFIGS[name], padding) for padding in ("left", "right")])
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", CONFIGS)
+@pytest.mark.parametrize("name", EVERY)
 def test_gates_1_and_2_with_each_kind_of_mask(name, hold_all):
-    hold_all(name, pair(CONFIGS[name]), kinds(CONFIGS[name]))
-
-
-@pytest.mark.deep
-@pytest.mark.usefixtures("short_blocks")
-@pytest.mark.parametrize("implementation", IMPLEMENTATIONS)
-@pytest.mark.parametrize("window", [1, 2, 6, 40])
-@pytest.mark.parametrize("name", WINDOWED)
-def test_gates_1_and_2_with_other_windows(name, window, implementation, hold_all):
-    config = replace(windowed(WINDOWED[name], window, window), compute=ComputeConfig(attention=implementation))
-    hold_all(name, pair(config), kinds(config))
+    hold_all(name, pair(EVERY[name]), kinds(EVERY[name]))
 
 
 @pytest.mark.parametrize("name", WINDOWED)

@@ -87,7 +87,6 @@ def test_gates_3_and_4_in_the_other_cases(name, record):
     exact = random_pair(CONFIGS[name], 0.02)
     single = [case for case in SINGLE if case not in SINGLE_FIRST]
     half = [case for case in HALF if case not in HALF_FIRST]
-    assert len(single) + len(half) == len(SINGLE + HALF) - len(SINGLE_FIRST + HALF_FIRST)
     judge_narrow(name, exact, single, half, record)
 
 
@@ -114,11 +113,6 @@ def test_gates_1_and_2_over_several_blocks(name, padding, hold):
 def test_source_and_target_lengths_differ():
     batch = batch_for(CONFIGS["vaswani-base"], "none")
     assert batch["source"].shape[1] != batch["target"].shape[1]
-
-
-def test_the_off_centre_regime_is_off_centre():
-    table = weights_for(CONFIGS["gpt2"], 0.02, offset=OFF_CENTRE)["embedding.tokens.weight"]
-    assert (table.mean(1) / table.std(1)).min() > 30
 
 
 @pytest.mark.parametrize("name", ["vaswani-base", "switches-decoder-only", "switches-encoder-decoder"])

@@ -90,9 +90,7 @@ def require_same_logits(net, params, theirs):
     compared("1 activations", {"logits": ours}, {"logits": theirs}).require()
 
 
-@pytest.mark.parametrize(
-    "tied, dtype", [(True, "float64"), (False, "float64"), (True, "bfloat16")], ids=["tied", "untied", "bfloat16"]
-)
+@pytest.mark.parametrize("tied, dtype", [(True, "float64"), (False, "float64"), (True, "bfloat16")])
 @pytest.mark.parametrize("name", ENTRIES)
 def test_there_and_back(name, tied, dtype, record):
     """Bit for bit through our parameters, into a folder that the AutoModel opens; also by a net of no folder."""

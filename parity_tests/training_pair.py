@@ -41,17 +41,16 @@ def same_path(gate, config, ours, theirs):
 
 
 class TrainingPair:
-    """A model, its optimizer and its schedule in both frameworks; every path starts from the same random weights."""
+    """A model, its optimizer and its schedule in both frameworks; every path starts from the same random weights.
+
+    Other `weights`, by the reference's names, may be put in their place; what has been compiled stays.
+    """
 
     def __init__(self, config, std, optimizer, training, dtype="float64", *, optimised=False):
         self.config, self.dtype, self.weights = config.with_dtype(dtype), dtype, weights_for(config, std)
         self._setting = Setting(self.config, optimizer, training, "cpu")
         self._jax = JaxSide(self._setting, compiler_options=parity_options(dtype, optimised=optimised))
         self._seed = training.seed
-
-    def load(self, weights):
-        """Paths start from these weights, by the reference's names; what has been compiled stays."""
-        self.weights = weights
 
     def follow_jax(self, batches):
         """The path over these batches, and the dropout masks that were drawn: one list a step, one dict a part."""

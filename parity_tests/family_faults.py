@@ -90,7 +90,7 @@ pair = cache(random_pair)
 def otherwise(config, name, stack=None, **model):
     """The reference of `config` reads one in which these fields of its decoder, or of the model, differ from ours."""
 
-    def plant():
+    def plant(*_):
         right = pair(config)
         decoder = replace(right.config.decoder, **(stack or {}))
         return reads(right, replace(right.config, decoder=decoder, **model))

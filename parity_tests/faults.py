@@ -4,8 +4,8 @@ A fault is a context manager around the run of one side. These are planted in th
 its functions; library_faults.py has those of arithmetic.
 """
 
-from collections.abc import Callable, Mapping
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any, NamedTuple
 from unittest.mock import patch
@@ -22,20 +22,28 @@ class Fault(NamedTuple):
     """What goes wrong, and how to make it go wrong."""
 
     name: str
-    plant: Callable[[], AbstractContextManager[Any]]
-    """Whatever runs inside has the fault."""
-    changes: Mapping[str, Any] | None = None
-    """Fields of both stacks of the reference's config that differ, for faults that a config can express."""
+    plant: Callable[..., AbstractContextManager[Any]]
+    """Whatever runs inside has the fault. It is given the pair, which some faults need."""
 
 
 def config_fault(name, **changes):
-    """The reference reads a config that differs from ours."""
-    return Fault(name, nullcontext, changes)
+    """The reference reads a config in which these fields of both stacks differ from ours."""
+
+    def plant(pair):
+        stacks = {side: replace(stack, **changes) for side, stack in pair.config.stacks.items()}
+        return reads(pair, replace(pair.config, **stacks))
+
+    return Fault(name, plant)
+
+
+def weight_fault(name, weight, change):
+    """The reference has another matrix by this name: no check of shapes sees that."""
+    return Fault(name, lambda pair: reads(pair, pair.config, weight, change))
 
 
 def code_fault(name, owner, attribute, wrong):
     """`owner.attribute` is `wrong(right)` instead."""
-    return Fault(name, lambda: patch.object(owner, attribute, wrong(getattr(owner, attribute))))
+    return Fault(name, lambda *_: patch.object(owner, attribute, wrong(getattr(owner, attribute))))
 
 
 def call_fault(name, owner, attribute, wrong):
@@ -43,19 +51,14 @@ def call_fault(name, owner, attribute, wrong):
     return code_fault(name, owner, attribute, lambda right: lambda *args, **given: wrong(right, *args, **given))
 
 
-def reads(pair, config):
-    """While this is on, the pair's reference reads this config; its weights are what they were."""
+def reads(pair, config, weight=None, change=None):
+    """While this is on, the pair's reference reads this config; its weights are what they were, but for one."""
+    weights = pair.module.state_dict()
+    if change:
+        weights[weight] = change(weights[weight])
     module = reference(config).eval()
-    module.load_state_dict(pair.module.state_dict())
+    module.load_state_dict(weights)
     return patch.object(pair, "module", module)
-
-
-def planted_in(pair, fault):
-    """The context of a fault in this pair, also of one that changes the config of the reference."""
-    if not fault.changes:
-        return fault.plant()
-    stacks = {side: replace(stack, **fault.changes) for side, stack in pair.config.stacks.items()}
-    return reads(pair, replace(pair.config, **stacks))
 
 
 # Of the model, in the reference.
@@ -92,23 +95,6 @@ def untied_head(right, self, x, table):
 def swapped_residual(right, self, x, h, norm):
     """The residual stream comes from the normalised input."""
     return norm(x + h) if self.placement == "post" else norm(x) + h
-
-
-# Of weights: no check of shapes sees these.
-
-
-@contextmanager
-def changed_weight(model, name, change):
-    """The parameter called `name` is something else for a while."""
-    parameter = model.get_parameter(name)
-    right = parameter.detach().clone()
-    with torch.no_grad():
-        parameter.copy_(change(right))
-    try:
-        yield
-    finally:
-        with torch.no_grad():
-            parameter.copy_(right)
 
 
 def first_two_heads_swapped(weight):
@@ -190,11 +176,12 @@ MODEL = (
     ),
 )
 """Gates 1 and 2."""
-WEIGHTS = {
-    "one layer's square matrix transposed": ("decoder.blocks.1.cross_attention.output.weight", lambda weight: weight.T),
-    "two heads swapped": ("decoder.blocks.1.cross_attention.query.weight", first_two_heads_swapped),
-}
-"""Gates 1 and 2: what is changed, and how. No check of shapes sees these."""
+_CROSS = "decoder.blocks.1.cross_attention"
+WEIGHTS = (
+    weight_fault("one layer's square matrix transposed", f"{_CROSS}.output.weight", torch.t),
+    weight_fault("two heads swapped", f"{_CROSS}.query.weight", first_two_heads_swapped),
+)
+"""Gates 1 and 2."""
 TRAINING = (
     code_fault("AdamW: eps inside the root", torch.optim, "AdamW", lambda right: EpsilonInsideTheRoot),
     code_fault("L2 in the gradient instead of decoupled decay", torch.optim, "AdamW", lambda right: torch.optim.Adam),

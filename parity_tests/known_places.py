@@ -1,4 +1,4 @@
-"""Where the faults that the suite plants are: those that one forward and backward pass of a model can see."""
+"""Where the faults that the suite plants are: those that one pass of a model, or one step of training, can see."""
 
 from collections.abc import Callable
 from contextlib import nullcontext
@@ -6,14 +6,21 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import NamedTuple
 
-from jax_tformer.config import DropoutConfig
+import jax.numpy as jnp
+from torch import nn
+
+from jax_tformer.config import DropoutConfig, StackConfig, TransformerConfig
+from jax_tformer.config.experiment import LossConfig, OptimizerConfig
+from jax_tformer.training import optimizer as our_optimizer
+from jax_tformer.training.step import batch_loss
 from parity import Difference
 from parity.differ.first_difference import difference_of
+from parity.gates.bridge import Bridge
 from parity_tests import faults, library_faults, mask_faults, quiet_faults, random_faults
-from parity_tests.faults import planted_in
 from parity_tests.pairs import random_pair
 from parity_tests.small_configs import MASKED, TWO_STACKS, of_one_length
-from twin.cases import CONFIGS, Lengths, batch_for
+from torch_ref import training
+from twin.cases import CONFIGS, VOCABULARY, Lengths, batch_for
 
 
 class OwnFault(NamedTuple):
@@ -54,17 +61,82 @@ def model(name):
     return random_pair(config, dropout_seed=seed), batch()
 
 
-def _ask(name, kind, plant):
-    """Where one of our models parts from its reference while the fault is planted."""
+_STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=12, positions="sinusoidal_interleaved")
+_CONFIG = TransformerConfig(vocab_size=VOCABULARY, d_model=8, decoder=_STACK)
+_OPTIMIZER = OptimizerConfig(learning_rate=1e-3, warmup_steps=10, clip_norm=0.05, weight_decay=0.1)
+_STEPS, _LOSS = 50, LossConfig(label_smoothing=0.1)
+
+
+class _Trainer:
+    """What stands for an optimizer of PyTorch: clips, sets the rate and steps, as `torch_ref.training.Trainer` does."""
+
+    def __init__(self, parameters):
+        self._parameters = list(parameters)
+        self._optimizer = training.adamw(nn.ParameterList(self._parameters), _OPTIMIZER)
+        self.param_groups = self._optimizer.param_groups
+
+    def step(self):
+        """The first update of a training."""
+        training.clip_grad_norm_(self._parameters, _OPTIMIZER.clip_norm)
+        for group in self.param_groups:
+            group["lr"] = training.learning_rate(_OPTIMIZER, 0, _STEPS)
+        self._optimizer.step()
+
+
+def _trained():
+    """The model with the loss that is trained: smoothed, and over the labels that count."""
+    pair = random_pair(_CONFIG)
+
+    def ours(params, batch):
+        total, count = batch_loss(pair.net, params, batch, _LOSS)
+        loss = total / jnp.maximum(count, 1)
+        return loss, {"loss": loss}
+
+    def theirs(model, batch):
+        logits = training.apply_to_batch(model, batch).logits
+        total = training.summed_loss(logits, batch["labels"], _LOSS)
+        loss = total / training.counted(batch["labels"]).clamp(min=1)
+        return loss, {"loss": loss}
+
+    bridge = Bridge(ours, theirs, pair.module, into=pair.into, back=pair.back, dtype="float64", holds=pair.holds)
+    bridge.params = pair.params
+    return bridge
+
+
+def difference_of_training(name):
+    """Of the loss forward and backward, and of the first update, as they are now."""
+    both = our_optimizer.optimizer(_OPTIMIZER, _STEPS), _Trainer
+    return difference_of(_trained(), batch_for(_CONFIG, "right"), optimizer=both, name=name)
+
+
+_FIRST_STEP = "the first step divides each moment by 1 - beta, which leaves the gradient, whatever beta is"
+_NO_CAP = "the model of these places caps no logits"
+UNSEEN = {
+    library_faults.COARSE_MOMENT.name: "optax rounds the moment that it keeps, and steps first with the exact one",
+    "optax's default beta1": _FIRST_STEP,
+    "optax's default beta2": _FIRST_STEP,
+    "optax's default eps": "the optimizer of these places has optax's default",
+    "padding among the tokens that were read": "the number of tokens is reported, and trains nothing",
+    "logits not capped in the training loss": _NO_CAP,
+    "logits capped without the cap's derivative": _NO_CAP,
+}
+"""Faults of training that the first step of this model cannot show, and why."""
+
+
+def _ask(fault, kind):
+    """Where one of our models parts from its reference, or their training, while the fault is planted."""
+    if kind == "training":
+        with fault.plant():
+            return difference_of_training(fault.name)
     pair, batch = model(kind)
-    with mask_faults.blocks_of_four() if kind in MASKED else nullcontext(), plant(pair):
+    with mask_faults.blocks_of_four() if kind in MASKED else nullcontext(), fault.plant(pair):
         pair.share_masks(batch)
-        return difference_of(pair, batch, name=name)
+        return difference_of(pair, batch, name=fault.name)
 
 
 _NORM = "encoder.blocks.0.self_attention_norm"
 _ENCODER, _DECODER = "encoder.blocks.0.self_attention", "decoder.blocks.0.self_attention"
-_CROSS = "decoder.blocks.0.cross_attention"
+_CROSS, _WEIGHTED = "decoder.blocks.0.cross_attention", "decoder.blocks.1.cross_attention"
 _SCORES = "attend_in_rows attend"
 _MASK = "Mask.boolean Mask.softmax masked_softmax"
 _KEPT = (
@@ -72,6 +144,7 @@ _KEPT = (
     "forward Dropout.forward",
     "in its place",
 )
+_ADAM, _DECAY, _RATE = "transform.py", "_adding.py", "scale_by_learning_rate scale_by_schedule"
 _PLACES = {
     "GELU: tanh instead of erf": (
         "gelu activate",
@@ -115,6 +188,8 @@ _PLACES = {
         f"visible {_DECODER}",
         "only theirs masks here",
     ),
+    "one layer's square matrix transposed": ("Linear.__call__", f"{_WEIGHTED}.output", "output.weight transposed"),
+    "two heads swapped": ("Linear.__call__", f"{_WEIGHTED}.query", "the same numbers in another order"),
     "window: a place too many": (_MASK, "visible", "the mask differs at 24 of 1176 places: only theirs masks"),
     "window: blocks skip its furthest key": ("Mask.spanned attend_in_rows", _DECODER),
     "window: blocks skip what comes later": ("Mask.spanned attend_in_rows", _ENCODER),
@@ -154,40 +229,30 @@ _PLACES = {
     "forward pass drops by one key in encoder and decoder": _KEPT,
     "forward pass drops the same in all rows": _KEPT,
     "forward pass drops the same in all heads": _KEPT,
+    "AdamW: eps inside the root": (_ADAM, "faults.py", "", "optimizer"),
+    "L2 in the gradient instead of decoupled decay": (_DECAY, "step", "", "optimizer"),
+    "decay of biases and norms too": (_DECAY, "step", "another decay", "optimizer"),
+    "schedule off by one": (_RATE, "step", "ours is 0.5 times theirs: another learning rate", "optimizer"),
+    "clip: norm + 0 instead of norm + 1e-6": ("clip_by_global_norm.<locals>.clip", "faults.py", "", "optimizer"),
+    "label smoothing eps / (V - 1)": ("linear_loss.py", "faults.py", "", "forward"),
+    "loss over all tokens, not those that count": ("known_places.py", "known_places.py", "", "forward"),
+    "learning rate rounded to float32": (f"{_RATE} library_faults.py", "step", "another learning rate", "optimizer"),
+    "optax's default weight decay": (_DECAY, "step", "another decay", "optimizer"),
 }
-"""What may be named in ours and in theirs, and what may be said of the kind, of every fault of the code."""
-_OF_MODELS = [
+"""What may be named in ours and in theirs, what may be said of the kind, and, where that is asked, the stage."""
+_FAULTS = [
     *(("two stacks", fault, "theirs") for fault in faults.MODEL),
-    *((kind, fault, "ours") for kind, fault in mask_faults.MASKS),
+    *(("two stacks", fault, "weights") for fault in faults.WEIGHTS),
+    *((kind, fault, "ours") for kind, given in mask_faults.MASKS.items() for fault in given),
     (mask_faults.TEXT, mask_faults.REFERENCE, "theirs"),
     *(("long", fault, "ours") for fault in library_faults.BLOCKS),
     ("grouped heads", quiet_faults.GROUPED["einsum"], "ours"),
     ("dropout", faults.DROPOUT, "theirs"),
     *(("dropout", fault, "ours") for fault in random_faults.FORWARD_DRAWS),
+    *(("training", fault, "theirs") for fault in faults.TRAINING),
+    *(("training", fault, "ours") for fault in library_faults.LIBRARY_TRAINING if fault.name not in UNSEEN),
 ]
-_KINDS_OF_WEIGHTS = {
-    "one layer's square matrix transposed": "output.weight transposed",
-    "two heads swapped": "the same numbers in another order",
-}
 OWN = [
-    OwnFault(
-        fault.name,
-        f"our {kind}",
-        planted,
-        partial(_ask, fault.name, kind, partial(planted_in, fault=fault)),
-        *_PLACES[fault.name],
-    )
-    for kind, fault, planted in _OF_MODELS
-]
-OWN += [
-    OwnFault(
-        name,
-        "our two stacks",
-        "weights",
-        partial(_ask, name, "two stacks", lambda pair, row=row: faults.changed_weight(pair.module, *row)),
-        "Linear.__call__",
-        f"{row[0]} {row[0].removesuffix('.weight')}",
-        _KINDS_OF_WEIGHTS[name],
-    )
-    for name, row in faults.WEIGHTS.items()
+    OwnFault(fault.name, f"our {kind}", planted, partial(_ask, fault, kind), *_PLACES[fault.name])
+    for kind, fault, planted in _FAULTS
 ]

@@ -13,7 +13,6 @@ from parity.gates.weight_map import Weights, paths
 from parity_tests.known_places import OWN
 from parity_tests.other_pairs.faults import FAULTS
 from parity_tests.other_pairs.planting import lines_with, planted
-from parity_tests.training_places import TRAINED
 
 
 class Located(NamedTuple):
@@ -114,6 +113,6 @@ def own_located(fault):
     return Located(fault.pair, fault.name, fault.planted, verdict, difference)
 
 
-CASES = {(f.pair, f.name): partial(located, f) for f in FAULTS}
-CASES |= {(f.pair, f.name): partial(own_located, f) for f in (*OWN, *TRAINED)}
-"""(pair, fault) -> asks about it: all faults of the pairs of others, forward and backward, and those of the suite."""
+CASES = {f"{f.pair}: {f.name}": partial(located, f) for f in FAULTS}
+CASES |= {f"{f.pair}: {f.name}": partial(own_located, f) for f in OWN}
+"""Pair and fault -> asks about it: all faults of the pairs of others, forward and backward, and those of the suite."""

@@ -85,24 +85,25 @@ def window_changed(more):
 
 TEXT, PAIR = "text", "pair"
 """Of one stack, and of two: the model that shows the fault."""
-MASKS = (
-    (TEXT, call_fault("window: a place too many", Mask, "boolean", seen_as(wider))),
-    (TEXT, call_fault("window: blocks skip its furthest key", Mask, "spanned", seen_as(partial(wider, more=-1)))),
-    (PAIR, call_fault("window: blocks skip what comes later", Mask, "spanned", seen_as(partial(replace, causal=True)))),
-    (TEXT, call_fault("segments: ignored", Mask, "boolean", seen_as(partial(replace, segments=None)))),
-    (PAIR, call_fault("segments: those before are seen", Mask, "boolean", segments_before)),
-    (
-        TEXT,
+MASKS = {
+    TEXT: (
+        call_fault("window: a place too many", Mask, "boolean", seen_as(wider)),
+        call_fault("window: blocks skip its furthest key", Mask, "spanned", seen_as(partial(wider, more=-1))),
+        call_fault("segments: ignored", Mask, "boolean", seen_as(partial(replace, segments=None))),
         call_fault(
             "segments: positions go on", cache, "position_ids", lambda right, length, tokens, *_: right(length, tokens)
         ),
+        call_fault("prefix: seen in one direction only", Mask, "boolean", seen_as(partial(replace, prefix=None))),
+        call_fault("prefix: sees what is behind it", Mask, "boolean", seen_as(prefix_sees_all)),
+        call_fault("prefix: blocks skip its later keys", Mask, "spanned", seen_as(partial(replace, prefix=None))),
+        call_fault("queries that see nothing see everything", masks, "masked_softmax", averaged_when_blind),
     ),
-    (PAIR, call_fault("segments: ignored by cross-attention", Block, "__call__", segments_crossed)),
-    (TEXT, call_fault("prefix: seen in one direction only", Mask, "boolean", seen_as(partial(replace, prefix=None)))),
-    (TEXT, call_fault("prefix: sees what is behind it", Mask, "boolean", seen_as(prefix_sees_all))),
-    (TEXT, call_fault("prefix: blocks skip its later keys", Mask, "spanned", seen_as(partial(replace, prefix=None)))),
-    (TEXT, call_fault("queries that see nothing see everything", masks, "masked_softmax", averaged_when_blind)),
-)
+    PAIR: (
+        call_fault("window: blocks skip what comes later", Mask, "spanned", seen_as(partial(replace, causal=True))),
+        call_fault("segments: those before are seen", Mask, "boolean", segments_before),
+        call_fault("segments: ignored by cross-attention", Block, "__call__", segments_crossed),
+    ),
+}
 """Gate 1, planted in the library."""
 REFERENCE = call_fault(
     "window: a place too many in the reference",

@@ -4,7 +4,6 @@
 one is wrong or missed; `--docs docs/parity.md` writes the table there.
 """
 
-import argparse
 import re
 import sys
 from collections import Counter
@@ -14,6 +13,7 @@ from unittest.mock import patch
 
 import jax
 import torch
+import tyro
 
 from parity import Difference
 from parity.differ import first_difference
@@ -21,7 +21,7 @@ from parity.differ.alignment import match
 from parity.report.figures import markdown_table
 from parity_tests.localisation import CASES, asked
 from parity_tests.other_pairs.planting import PAIRS
-from parity_tests.tables import between
+from parity_tests.tables import with_table
 
 
 def unmatched(name):
@@ -93,37 +93,31 @@ def document(results):
     return f"**{summary(results)}.**\n\n{table(results)}\n\n{markdown_table(header, rows)}"
 
 
-def main(given):
-    """0 where no answer is wrong and no fault missed, else 1."""
-    parser = argparse.ArgumentParser(prog="python -m parity_tests.places", description=__doc__)
-    parser.add_argument("words", nargs="*", help="only faults whose pair or name has one of these words")
-    parser.add_argument("--docs", type=Path, metavar="FILE", help="write the table between its markers in this file")
-    options = parser.parse_args(given)
-    words = options.words or [""]
-    chosen = {case: ask for case, ask in CASES.items() if any(word in " ".join(case) for word in words)}
+def main(words: tyro.conf.Positional[tuple[str, ...]] = (), docs: Path | None = None) -> None:
+    """Asks about all faults of known place, or about those whose pair or name has one of the words.
+
+    Prints a line each, and ends with 1 where an answer is wrong or a fault missed. The table of all goes between its
+    markers in `docs`.
+    """
+    chosen = [ask for case, ask in CASES.items() if any(word in case for word in words or [""])]
     if not chosen:
-        parser.error(f"no fault has one of the words {options.words}")
-    if options.docs and options.words:
-        parser.error("--docs writes the whole table; leave out the words")
+        sys.exit(f"no fault has one of the words {words}")
+    if docs and words:
+        sys.exit("--docs writes the whole table; leave out the words")
     torch.set_num_threads(1)
     results = []
     with jax.enable_x64(True):
-        for ask in chosen.values():
+        for ask in chosen:
             results.append(result := ask())
             print(f"{result.verdict:9} {result.pair}: {result.fault}", flush=True)
             if result.verdict != "right":
                 print(result.difference)
         bad = any(result.verdict in ("wrong", "missed") for result in results)
-        if options.docs and not bad:
-            text = options.docs.read_text("utf-8")
-            part = between("places").search(text)
-            if part is None:
-                parser.error(f"{options.docs} has no <!-- places: begin --> ... <!-- places: end -->")
-            written = f"{text[: part.start()]}{part[1]}\n{document(results)}\n\n{part[2]}{text[part.end() :]}"
-            options.docs.write_text(written, "utf-8")
+        if docs and not bad:
+            docs.write_text(with_table(docs.read_text("utf-8"), "places", document(results)), "utf-8")
     print(summary(results))
-    return int(bad)
+    sys.exit(bad)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    tyro.cli(main)

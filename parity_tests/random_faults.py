@@ -7,7 +7,6 @@ sees.
 """
 
 from contextlib import ExitStack, contextmanager
-from functools import partial
 
 import jax
 import jax.numpy as jnp
@@ -34,7 +33,7 @@ def in_all(owners, name, wrong):
 
 def defined(name, function, wrong):
     """What draws masks is wrong by definition: wherever it is used, in training and from outside."""
-    return Fault(name, partial(in_all, (parameters, step, dropout), function, wrong))
+    return Fault(name, lambda *_: in_all((parameters, step, dropout), function, wrong))
 
 
 def one_for_all(right, *args):
@@ -133,7 +132,6 @@ def another_kind(right, *args):
     return Start("uniform", meant.size * 3**0.5) if normal else Start("normal", meant.size / 3**0.5)
 
 
-_BRANCHES = partial(in_all, (attention.Attention, FeedForward), "__init__", branches_are_layers)
 NARROW_TABLES = call_fault(
     "init: tables at 0.02",
     Table,
@@ -141,7 +139,10 @@ NARROW_TABLES = call_fault(
     lambda right, self, rows, config, *, std: right(self, rows, config, std=0.02),
 )
 INITIALISATION = (
-    Fault("init: residual scale by layers, not branches", _BRANCHES),
+    Fault(
+        "init: residual scale by layers, not branches",
+        lambda *_: in_all((attention.Attention, FeedForward), "__init__", branches_are_layers),
+    ),
     call_fault("init: xavier with the fan of one head", Linear, "__init__", fan_of_one_head),
     call_fault("init: all layers alike", functional, "draw", alike(".blocks.")),
     call_fault(

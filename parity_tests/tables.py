@@ -42,6 +42,13 @@ def find_unmeasured(figures):
     return missing
 
 
+def with_table(text, name, table):
+    """A document with this table in its place, if it has one for it."""
+    if part := between(name).search(text):
+        text = f"{text[: part.start()]}{part[1]}\n{table}\n\n{part[2]}{text[part.end() :]}"
+    return text
+
+
 def updated(text, report):
     """A document with the tables of a report in their places."""
     checks = [check for test in report["tests"] for check in test["checks"]]
@@ -55,8 +62,7 @@ def updated(text, report):
         "faults": f"{markdown_table(header, faults)}\n\nMeasured on {where}.",
     }
     for name, table in tables.items():
-        if part := between(name).search(text):
-            text = f"{text[: part.start()]}{part[1]}\n{table}\n\n{part[2]}{text[part.end() :]}"
+        text = with_table(text, name, table)
     return text
 
 

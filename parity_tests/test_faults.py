@@ -4,7 +4,6 @@ A judge asks the gates about one pair of models. It is a function that computes 
 whatever fault is planted now, and returns the figures of the gates, and in some cases what hand-picked tolerances say.
 """
 
-from contextlib import nullcontext
 from dataclasses import replace
 from functools import cache, partial
 from itertools import product
@@ -37,7 +36,6 @@ from parity_tests import (
     library_faults,
     mask_faults,
     narrow_parts,
-    position_faults,
     quiet_faults,
     random_faults,
 )
@@ -47,10 +45,10 @@ from parity_tests import test_initialisation as initialisation
 from parity_tests import test_relative_positions as relative
 from parity_tests.depth import deep
 from parity_tests.family_faults import GEMMA
-from parity_tests.faults import Fault, changed_weight, planted_in
 from parity_tests.generation import drivable, huggingface_generate
+from parity_tests.huggingface import bytes_lost
 from parity_tests.mask_faults import TEXT, blocks_of_four
-from parity_tests.pairs import random_pair
+from parity_tests.pairs import gates_1_and_2, random_pair
 from parity_tests.quiet_faults import KERNELS_BAR, kernels_on_a_cpu
 from parity_tests.small_configs import MASKED, MASKED_LENGTHS, TWO_STACKS, of_one_length
 from parity_tests.test_decoding import (
@@ -68,70 +66,55 @@ from parity_tests.test_decoding import (
 from parity_tests.test_models import inputs, narrow_sample, norms
 from parity_tests.test_strategies import SETTINGS, expected_pairs, processed, successive
 from parity_tests.test_training import batches
-from parity_tests.test_weights import bytes_lost, noise
+from parity_tests.test_weights import noise
 from parity_tests.training_pair import TrainingPair, same_path
 from twin.cases import CONFIGS, OFF_CENTRE, Lengths, batch_for, weights_for
-from twin.pair import Pair, known_zeros
+from twin.pair import Pair
 
 
 def within(ours, theirs):
     """Whether common absolute tolerances would be content."""
     largest = float(np.abs(ours - theirs).max())
-    return {"softmax_1e-2": None, "logits_1e-4": largest <= 1e-4, "logits_1e-5": largest <= 1e-5}
+    return {"softmax, 1e-2": None, "logits, 1e-4": largest <= 1e-4, "logits, 1e-5": largest <= 1e-5}
 
 
 def let_pass(ours, theirs):
     """The same of the logits, and of what a softmax makes of them."""
     logits = [np.asarray(side["logits"], np.float64) for side in (ours, theirs)]
     one, other = (np.asarray(jax.nn.softmax(each)) for each in logits)
-    return within(*logits) | {"softmax_1e-2": bool(np.abs(one - other).max() <= 1e-2)}
+    return within(*logits) | {"softmax, 1e-2": bool(np.abs(one - other).max() <= 1e-2)}
 
 
-def of_both(config, ours, theirs):
-    """Gates 1 and 2."""
-    figures = [
-        compared("1 activations", ours.outputs, theirs.outputs),
-        compared("2 gradients", ours.gradients, theirs.gradients, zero=known_zeros(config, theirs.gradients)),
-    ]
-    return figures, let_pass(ours.outputs, theirs.outputs)
+two_stacks = cache(partial(random_pair, TWO_STACKS, 0.02))
 
 
-@cache
-def two_stacks():
-    return random_pair(TWO_STACKS, 0.02)
-
-
-def plant(fault):
-    """The context of a fault, also of those that change the config or the weights of the reference of two stacks."""
-    if fault.name in faults.WEIGHTS:
-        return changed_weight(two_stacks().module, *faults.WEIGHTS[fault.name])
-    return planted_in(two_stacks(), fault)
-
-
-def judge_reference(models, batch=None):
+def judge_reference(pair, make_batch=None):
     """Gates 1 and 2, planted in the reference."""
-    batch = batch_for(models.config, "right") if batch is None else batch
+    models = pair()
+    batch = make_batch() if make_batch else batch_for(models.config, "right")
     ours = models.run_jax(batch)
-    return lambda: of_both(models.config, ours, models.run_torch(batch))
+
+    def ask():
+        theirs = models.run_torch(batch)
+        return gates_1_and_2(models.config, ours, theirs), let_pass(ours.outputs, theirs.outputs)
+
+    return ask
 
 
-def judge_library(models, batch, gate="1 activations"):
-    """One gate of the forward pass, planted in the library, in short blocks of attention; no fault needs gradients."""
+def judge_forward(pair, make_batch, gate="1 activations"):
+    """One gate of the forward pass, planted on either side, in short blocks of attention; no fault needs gradients."""
+    models, batch = pair(), make_batch()
     models.share_masks(batch)
-    theirs = models.run_torch(batch).outputs
 
     def ask():
         with blocks_of_four():
-            ours = models.forward(batch)
+            ours, theirs = models.forward(batch), models.run_torch(batch).outputs
         return [compared(gate, ours, theirs)], let_pass(ours, theirs)
 
     return ask
 
 
-def judge_two_stacks():
-    return judge_reference(two_stacks(), of_one_length())
-
-
+judge_two_stacks = partial(judge_reference, two_stacks, of_one_length)
 TRAINED = replace(CONFIGS["post-decoder-only"], dropout=DropoutConfig(), logit_cap=library_faults.CAP)
 STEPS = batches(TRAINED, 50)
 
@@ -184,21 +167,14 @@ def judge_trajectory():
 
 def judge_dropout():
     config = replace(TRAINED, dropout=DropoutConfig(residual=0.1))
-    models = random_pair(config, 0.02, dropout_seed=0)
-    batch = batch_for(config, "none")
-    ours = models.run_jax(batch).outputs
-
-    def ask():
-        theirs = models.run_torch(batch).outputs
-        return [compared("7 dropout", ours, theirs)], let_pass(ours, theirs)
-
-    return ask
+    pair = partial(random_pair, config, 0.02, dropout_seed=0)
+    return judge_forward(pair, partial(batch_for, config, "none"), "7 dropout")
 
 
 def judge_blocks():
     """Attention in blocks of queries, over four of them."""
     config = CONFIGS["switches-decoder-only"]
-    return judge_library(random_pair(config), batch_for(config, "none", lengths=Lengths(2, 15)))
+    return judge_forward(partial(random_pair, config), partial(batch_for, config, "none", lengths=Lengths(2, 15)))
 
 
 def ask_quality(gate, name, allowed, cases):
@@ -277,12 +253,8 @@ def judge_weights():
     return lambda: [bytes_lost(params, from_reference(to_reference(params), shapes))]
 
 
-def masked(judge, kind):
-    config, batch = MASKED[kind]
-    return judge(random_pair(config), batch())
-
-
-JUDGES_OF_MASKS = {kind: partial(masked, judge_library, kind) for kind in MASKED}
+MASKED_PAIRS = {kind: (partial(random_pair, config), make_batch) for kind, (config, make_batch) in MASKED.items()}
+JUDGES_OF_MASKS = {kind: partial(judge_forward, *given) for kind, given in MASKED_PAIRS.items()}
 
 
 def judge_cudnn():
@@ -314,21 +286,14 @@ def judge_cudnn():
     return ask
 
 
-def judge_pair(pair, of):
-    return judge_reference(pair(of))
-
-
-def judge_relative():
-    return judge_reference(relative.models(), relative.batch())
-
-
-def judge_ours_relative():
-    return judge_library(relative.models(), relative.batch())
-
-
-def judge_forward_draws():
-    models = random_pair(draws.SMALL, dropout_seed=0)
-    return judge_library(models, batch_for(draws.SMALL, "none"), "7 dropout")
+judge_relative = partial(judge_reference, relative.models, relative.batch)
+judge_ours_relative = partial(judge_forward, relative.models, relative.batch)
+judge_forward_draws = partial(
+    judge_forward,
+    partial(random_pair, draws.SMALL, dropout_seed=0),
+    partial(batch_for, draws.SMALL, "none"),
+    "7 dropout",
+)
 
 
 def judge_step_draws():
@@ -382,15 +347,13 @@ def judge_accumulation():
     batch = jax.device_put(batch_for(config, "none", lengths=Lengths(batch=128, source=8)))
     net, exact = transformer(config), transformer(config.with_dtype("float64"))
     params = jax.tree.map(lambda x: x * 10, net.init(jax.random.key(0)))
-    # The state of this optimizer is the gradients that it is given.
-    kept = optax.GradientTransformation(
-        lambda params: params, lambda gradients, *_: (jax.tree.map(jnp.zeros_like, gradients), gradients)
-    )
+    # It keeps the gradients that it is given.
+    kept = optax.trace(decay=0)
 
     def gradients(net, params, parts):
         state = TrainState(params, kept.init(params), jnp.zeros((), jnp.int32), jax.random.key_data(jax.random.key(0)))
         state, _ = jax.jit(train_step(net, kept, accumulation=parts))(state, batch)
-        return {path: np.asarray(leaf) for path, leaf in flatten_dict(state.opt_state, sep=".").items()}
+        return {path: np.asarray(leaf) for path, leaf in flatten_dict(state.opt_state.trace, sep=".").items()}
 
     truth = gradients(exact, jax.tree.map(lambda x: x.astype(jnp.float64), params), 1)
     whole, scales = gradients(net, params, 1), norms(truth)
@@ -429,7 +392,7 @@ def judge_first_loss():
     return lambda: [initialisation.excess(CONFIGS["vaswani-base"])]
 
 
-FAMILIES = {config: partial(judge_pair, family_faults.pair, config) for config in family_faults.FAULTS}
+FAMILIES = {config: partial(judge_reference, partial(family_faults.pair, config)) for config in family_faults.FAULTS}
 GROUPED = [
     (fault._replace(name=f"{fault.name}, {groups} groups of {6 // groups}"), partial(judge_grouped, by, groups))
     for by, fault in quiet_faults.GROUPED.items()
@@ -438,13 +401,13 @@ GROUPED = [
 BY_FIRST_LOSS = random_faults.NARROW_TABLES._replace(name="init: tables at 0.02, by the first loss")
 TABLE = {
     "reference": [
-        (judge_two_stacks, [*faults.MODEL, *(Fault(name, nullcontext) for name in faults.WEIGHTS)]),
+        (judge_two_stacks, [*faults.MODEL, *faults.WEIGHTS]),
         (judge_training, faults.TRAINING),
         (judge_dropout, [faults.DROPOUT]),
-        (partial(masked, judge_reference, TEXT), [mask_faults.REFERENCE]),
-        *((partial(judge_pair, heads.pair, name), given) for name, given in heads.FAULTS.items()),
+        (partial(judge_reference, *MASKED_PAIRS[TEXT]), [mask_faults.REFERENCE]),
+        *((partial(judge_reference, partial(heads.pair, name)), given) for name, given in heads.FAULTS.items()),
         *((make, family_faults.FAULTS[config]) for config, make in FAMILIES.items()),
-        (judge_relative, position_faults.REFERENCE),
+        (judge_relative, relative.IN_REFERENCE),
     ],
     "library": [
         (judge_our_training, library_faults.LIBRARY_TRAINING),
@@ -463,10 +426,10 @@ TABLE = {
         ),
         (judge_successive, [library_faults.SAME_NUMBER]),
         (judge_weights, [library_faults.THROUGH_FLOAT16]),
-        *((JUDGES_OF_MASKS[kind], [fault]) for kind, fault in mask_faults.MASKS),
+        *((JUDGES_OF_MASKS[kind], given) for kind, given in mask_faults.MASKS.items()),
         (judge_cudnn, mask_faults.CUDNN),
-        (judge_ours_relative, position_faults.LIBRARY),
-        (judge_relative_cache, [position_faults.CACHED]),
+        (judge_ours_relative, relative.IN_LIBRARY),
+        (judge_relative_cache, [relative.IN_CACHE]),
         (judge_draws, random_faults.DRAWS),
         (judge_forward_draws, random_faults.FORWARD_DRAWS),
         (judge_step_draws, random_faults.STEP_DRAWS),
@@ -479,7 +442,7 @@ TABLE = {
     ],
 }
 """Where faults are planted -> what judges them, and the faults."""
-DEEP = (*position_faults.LIBRARY, position_faults.CACHED)
+DEEP = (*relative.IN_LIBRARY, relative.IN_CACHE)
 
 
 @cache
@@ -528,7 +491,7 @@ def test_without_a_fault_the_gates_are_green(make):
 def test_a_fault_turns_a_gate_red(planted, make, fault, report):
     require_a_cpu(make, fault.name)
     ask = judge(make)
-    with plant(fault):
+    with fault.plant(two_stacks()):
         found = answer(ask)
     jax.clear_caches()
     report(fault.name, planted, *found)

@@ -93,7 +93,6 @@ CONTRADICTIONS = {
     LoraConfig: [
         ({"targets": ("c_attn",)}, "targets is ('c_attn',); expected all, or some of query, key, value, output, gate"),
         ({"targets": ()}, "targets is (); expected all, or some"),
-        ({"targets": ("all", "up")}, "expected all, or some"),
     ],
     TransformerConfig: [
         ({}, "neither encoder nor decoder"),

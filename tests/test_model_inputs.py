@@ -13,7 +13,6 @@ from tests.refusals import refused
 from tests.small_models import STACK
 
 GPT = transformer(small_models.GPT)
-BERT = transformer(replace(small_models.GPT, encoder=STACK, decoder=None))
 BOTH = transformer(replace(small_models.GPT, encoder=STACK))
 TOKENS, SOURCE, MEMORY = jnp.ones((2, 5), jnp.int32), jnp.ones((2, 7), jnp.int32), jnp.ones((2, 7, 16))
 
@@ -22,7 +21,6 @@ TOKENS, SOURCE, MEMORY = jnp.ones((2, 5), jnp.int32), jnp.ones((2, 7), jnp.int32
     "call, given, name, tokens",
     [
         *((GPT.apply, [TOKENS], name, TOKENS) for name in ("mask", "segments", "prefix")),
-        (BERT.apply, [SOURCE], "mask", SOURCE),
         (BOTH.apply, [SOURCE, TOKENS], "source_mask", SOURCE),
         *((BOTH.apply, [SOURCE, TOKENS], name, TOKENS) for name in ("target_mask", "target_segments")),
         (BOTH.encode, [SOURCE], "source_mask", SOURCE),

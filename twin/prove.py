@@ -4,8 +4,11 @@ All gates are tests, which only the source tree has: `make parity` runs them the
 """
 
 import os
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import Any
+
+import numpy as np
 
 from jax_tformer.config.errors import InputError
 
@@ -42,7 +45,7 @@ def green(name: str) -> bool:
 
     config = CONFIGS[name]
     models = Pair(config, weights_for(config, 0.02))
-    found: dict[str, Any] = {}
+    found = defaultdict[str, list[Any]](list)
     where = ""
     try:
         for seed, (std, padding) in enumerate((std, padding) for std in REGIMES.values() for padding in PADDINGS):
@@ -50,14 +53,15 @@ def green(name: str) -> bool:
             models.load(weights)
             batch = batch_for(config, padding, seed)
             for figure in (numbers_lost(weights, models.back(models.params)), *identity(models, batch)):
-                found[figure.gate] = max(found.get(figure.gate, figure), figure, key=lambda each: each.worst)
+                found[figure.gate].append(figure)
                 where = where or ("" if figure.passed else str(where_they_part(models, batch, name)))
     except ParityError as error:
         print(f"{name}: RED: {error}")
         return False
-    passed = all(figure.passed for figure in found.values())
-    figures = ", ".join(f"gate {gate} {figure.worst:.1e}" for gate, figure in found.items())
-    print(f"{name}: {'green' if passed else 'RED'}: {figures}", flush=True)
+    passed = all(figure.passed for figures in found.values() for figure in figures)
+    # NumPy's maximum, which a NaN does not slip through.
+    told = (f"gate {gate} {np.max([figure.worst for figure in figures]):.1e}" for gate, figures in found.items())
+    print(f"{name}: {'green' if passed else 'RED'}: {', '.join(told)}", flush=True)
     if where:
         print(where, flush=True)
     return passed

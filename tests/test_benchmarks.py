@@ -48,7 +48,7 @@ def branches(tree):
         (startup, ("from the command to the first step",)),
         deeper(processes, ("two / one",)),
         deeper(optimizers, ("muon", "sgd", "by learning rate", "processor ms a step", "MiB")),
-        (corpus, ("encode_batch / tokenize", "the same losses, to the bit")),
+        (corpus, ("encode_batch / tokenize", "memory of train.py, MiB")),
     ],
 )
 def test_every_benchmark_measures_all_of_its_sides_which_agree(program, shown, tmp_path, capsys):

@@ -2,7 +2,7 @@
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from operator import itemgetter
@@ -12,9 +12,11 @@ import numpy as np
 
 from benchmarks.bounds import cache_bytes, weight_bytes
 from benchmarks.session import (
+    Kinds,
     ModelOptions,
     Report,
     Session,
+    Sides,
     by_turns,
     make_table,
     megabytes,
@@ -22,7 +24,7 @@ from benchmarks.session import (
     run_benchmark,
     spread,
 )
-from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Decoded, draw_prompts
+from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Decoded, Prompts, draw_prompts
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.hub.families import llama
@@ -44,14 +46,26 @@ _CASE_SECONDS = 60.0
 _MEGABYTES = {"cpu": 512, "gpu": 4096}
 """What is read to see how fast the memory is."""
 
+_NOTES = (
+    "tokens/s: new tokens of all rows; 'with prompt' counts the time of reading the prompt (or source) too, "
+    "and ms/step leaves it out (a generation of one token is subtracted). Of one token, ms/step is the time to it.",
+    "median of the turns (A B A B), in brackets min..max. 'speed' is that of the first Hugging Face side = 1.",
+    "bound: weights and cache that a step reads, over the speed of the fastest way of reading a large array, "
+    "measured between the turns.",
+    "MB: the most that the side's process held while compiling and decoding, libraries and weights included, "
+    "up to and with this case; each side is alone in its process, but for --quick, on a processor with huge pages.",
+    "HF: Hugging Face's generate, its static cache compiled, but for --quick; BART: of vaswani-base's shape. "
+    "torch_ref has no cache and computes the whole forward pass for every token, so that only a few tokens are "
+    "measured, once.",
+)
+"""What the figures mean, a line each."""
+
 LLAMA = replace(
     llama.TEMPLATE,
     d_model=768,
     decoder=replace(llama.STACK, num_layers=12, num_heads=12, key_value_heads=4, feedforward_width=2048),
 )
 """The shape of a Llama with about as many parameters as the smallest GPT-2: 124,668,672."""
-
-Sides = dict[str, Alone | Here]
 
 
 @dataclass(frozen=True)
@@ -121,11 +135,6 @@ class Turn(NamedTuple):
     whole: Decoded
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Status 1 where sides disagree about a token that is no tie, or fail."""
-    return run_benchmark("decoding", __doc__, arguments, _measure, ModelOptions)
-
-
 def _measure(session: Session) -> Report:
     chosen = session.chosen(suites(quick=session.quick))
     read_megabytes = 4 if session.quick else _MEGABYTES[session.device]
@@ -137,7 +146,7 @@ def _measure(session: Session) -> Report:
     shown += [item for name, case in cases.items() for item in _shown(name, case)]
     ours = {name: case["seconds"] for name, case in cases.items()}
     agreed = all(case["agreed"] for case in cases.values())
-    return Report({"megabytes": read_megabytes, "cases": cases}, ours, shown, _notes(read_megabytes), agreed)
+    return Report({"megabytes": read_megabytes, "cases": cases}, ours, shown, _NOTES, agreed)
 
 
 def _measure_suite(suite: Suite, session: Session, read_megabytes: int) -> dict[str, dict[str, Any]]:
@@ -147,7 +156,7 @@ def _measure_suite(suite: Suite, session: Session, read_megabytes: int) -> dict[
     """
     given = (suite.config, session.device)
     # Ours is first, so that its processes are the first to be ready.
-    kinds: dict[str, tuple[Any, ...]] = {_OURS: (f"{OURS}:Decoding", *given)}
+    kinds: Kinds = {_OURS: (f"{OURS}:Decoding", *given)}
     kinds[_OWN_WEIGHTS if suite.translates else _DYNAMIC] = (f"{HUGGING_FACE}:Decoding", *given, "dynamic")
     if not suite.translates:
         static = "static" if session.quick else "static compiled"
@@ -242,30 +251,14 @@ def _step_seconds(name: str, turn: Turn) -> float:
     return rest / (new_tokens - 1) if cached else turn.whole.seconds / new_tokens
 
 
-def _agreement(prompts: list[list[int]], ours: np.ndarray, others: np.ndarray, judge: Alone | Here) -> dict[str, float]:
+def _agreement(prompts: Prompts, ours: np.ndarray, others: np.ndarray, judge: Alone | Here) -> dict[str, float]:
     """Counts the rows that agree with ours; of the others, says how far apart the two tokens' logits were."""
     gaps = []
     for prompt, one, other in zip(prompts, ours[:, : others.shape[1]], others, strict=True):
         if (one != other).any():
             at = int((one != other).argmax())
             gaps.append(judge.call("gap", prompt, one[:at].tolist(), int(one[at]), int(other[at])))
-    return {"rows": len(prompts), "equal_rows": len(prompts) - len(gaps), "largest_gap": max(gaps, default=0.0)}
-
-
-def _notes(read_megabytes: int) -> list[str]:
-    """What the figures mean, a line each."""
-    return [
-        "tokens/s: new tokens of all rows; 'with prompt' counts the time of reading the prompt (or source) too, "
-        "and ms/step leaves it out (a generation of one token is subtracted). Of one token, ms/step is the time to it.",
-        "median of the turns (A B A B), in brackets min..max. 'speed' is that of the first Hugging Face side = 1.",
-        f"bound: weights and cache that a step reads, over the speed of the fastest way of reading {read_megabytes} "
-        "MiB, measured between the turns.",
-        "MB: the most that the side's process held while compiling and decoding, libraries and weights included, "
-        "up to and with this case; each side is alone in its process, but for --quick, on a processor with huge pages.",
-        "HF: Hugging Face's generate, its static cache compiled, but for --quick; BART: of vaswani-base's shape. "
-        "torch_ref has no cache and computes the whole forward pass for every token, so that only a few tokens are "
-        "measured, once.",
-    ]
+    return {"rows": len(prompts), "equal_rows": len(prompts) - len(gaps), "largest_gap": float(np.max(gaps, initial=0))}
 
 
 def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
@@ -286,6 +279,9 @@ def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
     lines.append(f"different tokens in a row: {case['different_tokens']:.1f} on average")
     return [make_table(name, case["sides"], _OURS), *(f"  {line}" for line in lines)]
 
+
+main = partial(run_benchmark, "decoding", __doc__, measure=_measure, kind=ModelOptions)
+"""Status 1 where sides disagree about a token that is no tie, or fail."""
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

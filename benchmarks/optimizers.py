@@ -2,7 +2,6 @@
 
 import sys
 import time
-from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -39,11 +38,6 @@ class OptimizerOptions(Options):
 
     steps: Positive = 400
     """Of each run."""
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Status 1 where a run fails."""
-    return run_benchmark("optimizers", __doc__, arguments, _measure, OptimizerOptions)
 
 
 def _measure(session: Session) -> Report:
@@ -125,6 +119,9 @@ class _Training:
             "beside them": needs.temp_size_in_bytes / 2**20,
         }
 
+
+main = partial(run_benchmark, "optimizers", __doc__, measure=_measure, kind=OptimizerOptions)
+"""Status 1 where a run fails."""
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -36,11 +36,6 @@ _NOTES = (
 )
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Status 1 where a program fails."""
-    return run_benchmark("processes", __doc__, arguments, _measure)
-
-
 def _measure(session: Session) -> Report:
     require(session.device == "cpu", "--device is 'gpu'; expected cpu: the devices of this benchmark are virtual ones")
     flags = f"{TINY} --steps 3" if session.quick else "--steps 100"
@@ -103,6 +98,9 @@ def _rows(name: str, batches: int) -> dict[str, list[float]]:
     by_turns(calls, 1)
     return by_turns(calls, batches)
 
+
+main = partial(run_benchmark, "processes", __doc__, measure=_measure)
+"""Status 1 where a program fails."""
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -25,6 +25,9 @@ from parity.machine import count_cores
 from twin.machine import Neighbours, describe_machine
 from twin.sides import HUGE_PAGES, Alone, Here, SideFailed
 
+Kinds = dict[str, tuple[Any, ...]]
+"""Side -> the "module:name" that makes it, and what it is given."""
+Sides = dict[str, Alone | Here]
 _QUIET = 0.05
 """Up to this fraction of other work the times mean something."""
 
@@ -122,9 +125,9 @@ class Session:
         self._began, self._others = time.perf_counter(), Neighbours()
 
     @contextmanager
-    def sides(self, kinds: Mapping[str, tuple[Any, ...]]) -> "Iterator[dict[str, Alone | Here]]":
+    def sides(self, kinds: Kinds) -> Iterator[Sides]:
         """Starts the side that each "module:name" makes of what stands behind it, and ends all at last."""
-        started: dict[str, Alone | Here] = {}
+        started: Sides = {}
         try:
             for name, (kind, *given) in kinds.items():
                 if self.alone:

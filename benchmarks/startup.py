@@ -6,7 +6,6 @@ import sys
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,11 +40,6 @@ class StartupOptions(Options):
     """Measure dates too."""
     text: Path | None = None
     """Measure shakespeare-char too, on this text."""
-
-
-def main(arguments: Sequence[str]) -> int:
-    """Status 1 where a program fails."""
-    return run_benchmark("startup", __doc__, arguments, _measure, StartupOptions)
 
 
 def _measure(session: Session) -> Report:
@@ -114,29 +108,25 @@ def time_programs(
     """
     environment = {name: value for name, value in os.environ.items() if not name.startswith("JAX_")}
     environment |= {"JAX_PLATFORMS": "cpu" if device == "cpu" else "cuda,cpu", "PYTHONPATH": str(_ROOT), **extra}
+    start = partial(
+        subprocess.Popen[str], cwd=_ROOT, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     found, began = dict[str, float](), time.perf_counter()
-    with ExitStack() as stack:
-        outputs = [stack.enter_context(tempfile.TemporaryFile("w+")) for _ in commands]
-        programs = [
-            stack.enter_context(
-                subprocess.Popen(
-                    [sys.executable, *command], cwd=_ROOT, env=environment, stdout=output, stderr=subprocess.STDOUT
-                )
-            )
-            for command, output in zip(commands, outputs, strict=True)
-        ]
-        while any(program.poll() is None for program in programs):
-            if run and not found and (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size:
-                found["first_step"] = time.perf_counter() - began
-            time.sleep(0.005)
-        found["whole"] = time.perf_counter() - began
-        for program, command, output in zip(programs, commands, outputs, strict=True):
-            if program.returncode:
-                output.seek(0)
-                said = output.read().strip().splitlines() or [""]
-                raise SideFailed(f"{' '.join(command[:2])}: {said[-1]}")
+    programs = [start([sys.executable, *command]) for command in commands]
+    while any(program.poll() is None for program in programs):
+        if run and not found and (run / "metrics.jsonl").exists() and (run / "metrics.jsonl").stat().st_size:
+            found["first_step"] = time.perf_counter() - began
+        time.sleep(0.005)
+    found["whole"] = time.perf_counter() - began
+    for program, command in zip(programs, commands, strict=True):
+        _, errors = program.communicate()
+        if program.returncode:
+            raise SideFailed(f"{' '.join(command[:2])}: {(errors.strip().splitlines() or [''])[-1]}")
     return found
 
+
+main = partial(run_benchmark, "startup", __doc__, measure=_measure, kind=StartupOptions)
+"""Status 1 where a program fails."""
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

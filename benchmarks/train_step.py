@@ -2,14 +2,18 @@
 
 import statistics
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
+import numpy as np
+
 from benchmarks.session import (
+    Kinds,
     ModelOptions,
     Report,
     Session,
+    Sides,
     by_turns,
     make_table,
     megabytes,
@@ -20,7 +24,7 @@ from benchmarks.session import (
 from benchmarks.sides import HUGGING_FACE, OURS, REFERENCE, Turn
 from benchmarks.training_cases import TOLERANCE, TrainingCase, cases
 from twin.machine import Neighbours
-from twin.sides import Alone, Here, SideFailed, StepFigures
+from twin.sides import SideFailed, StepFigures
 
 _NOTES = (
     "ms a step: median of all steps (A B A B), in brackets min..max; forward, backward, clipping and AdamW, each step "
@@ -38,11 +42,6 @@ _OURS, _THEIRS, _COMPILED = "jax_tformer", "torch_ref", ", torch.compile"
 _OWN_WEIGHTS = "BART (HF), own weights"
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Status 1 where sides with the same weights disagree about the loss or ours fails; another side may be absent."""
-    return run_benchmark("train_step", __doc__, arguments, _measure, ModelOptions)
-
-
 def _measure(session: Session) -> Report:
     chosen = session.chosen(cases(session.device, quick=session.quick))
     found = {case.name: _measure_case(case, session) for case in chosen}
@@ -51,11 +50,11 @@ def _measure(session: Session) -> Report:
     return Report({"cases": found}, ours, shown, _NOTES, all(case["agreed"] for case in found.values()))
 
 
-def _kinds(case: TrainingCase, session: Session) -> dict[str, tuple[Any, ...]]:
+def _kinds(case: TrainingCase, session: Session) -> Kinds:
     """The sides of a case, without torch.compile where it is quick."""
     given = (case.config, case.shape, session.device)
     theirs, compiled = _OWN_WEIGHTS if case.shape.source else "HF", not session.quick
-    kinds: dict[str, tuple[Any, ...]] = {_OURS: (f"{OURS}:training", *given)}
+    kinds: Kinds = {_OURS: (f"{OURS}:training", *given)}
     kinds[_THEIRS] = (f"{REFERENCE}:training", *given)
     if compiled:
         kinds[_THEIRS + _COMPILED] = (f"{REFERENCE}:training", *given, True)
@@ -78,7 +77,7 @@ def _measure_case(case: TrainingCase, session: Session) -> dict[str, Any]:
     return _figures(case, first, turns, held) | {"absent": absent, "other_work": others.share()}
 
 
-def _first_steps(sides: Mapping[str, Alone | Here], absent: dict[str, str]) -> dict[str, StepFigures]:
+def _first_steps(sides: Sides, absent: dict[str, str]) -> dict[str, StepFigures]:
     """Takes the first step of every side that can train at all; why others cannot goes to `absent`."""
     found: dict[str, Any] = {}
     # First of all, every side is made: what takes the processors meanwhile must not count as compilation.
@@ -108,7 +107,7 @@ def _figures(
     # Of the first step, and of the one after it.
     losses = {name: (first[name].loss, taken[0].warm.loss) for name, taken in turns.items()}
     disagreement = {
-        name: max(abs(x - y) / abs(y) for x, y in zip(taken, losses[_OURS], strict=True))
+        name: float(np.abs(np.divide(taken, losses[_OURS]) - 1).max())
         for name, taken in losses.items()
         if name != _OURS and not name.startswith(_OWN_WEIGHTS)
     }
@@ -158,6 +157,9 @@ def _shown(name: str, case: Mapping[str, Any]) -> list[Any]:
     lines += other_work(case["model"], case["other_work"])
     return [make_table(name, case["sides"], _OURS), *(f"  {line}" for line in lines)]
 
+
+main = partial(run_benchmark, "train_step", __doc__, measure=_measure, kind=ModelOptions)
+"""Status 1 where sides with the same weights disagree about the loss or ours fails; another side may be absent."""
 
 if __name__ == "__main__":
     sys.exit(main(sys.argv[1:]))

@@ -9,6 +9,7 @@ from jax_tformer.config import IGNORED, DropoutConfig, TransformerConfig
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from jax_tformer.config.presets import ARCHITECTURES
 from jax_tformer.data.pairs import shift_right
+from twin.sides import Tensors
 
 OPTIMIZER = OptimizerConfig(learning_rate=1e-4, schedule="constant", warmup_steps=0)
 """Clipping, AdamW and weight decay as in training; a rate at which the first updates show in the loss."""
@@ -104,7 +105,7 @@ def _shrunk(case: TrainingCase) -> TrainingCase:
     return replace(case, config=reduced(case.config), shape=shape, rounds=2, steps=1)
 
 
-def draw_batch(config: TransformerConfig, shape: BatchShape) -> dict[str, np.ndarray]:
+def draw_batch(config: TransformerConfig, shape: BatchShape) -> Tensors:
     """Draws random ids, the same for every side: texts with their next tokens, masked texts, or pairs.
 
     int32 `[B, T]`; of masked text, 15% of the labels count. There is no padding.

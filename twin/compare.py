@@ -35,7 +35,7 @@ def main(arguments: Sequence[str]) -> int:
     from twin.report import Findings
     from twin.report_page import ReportFolder
     from twin.side_by_side import Batches, compare_seed, measure_alone, where_sides_part
-    from twin.sides import Setting, Side
+    from twin.sides import Setting
     from twin.torch_side import TorchSide
     from twin.transformers_side import checkpoint_weights, transformers_side
 
@@ -54,7 +54,7 @@ def main(arguments: Sequence[str]) -> int:
     # 4. The sides: the JAX library, the PyTorch reference, transformers, and the reference in float64 as the truth.
     theirs = TorchSide("PyTorch", setting, plan.torch_compile)
     ours = JaxSide(setting, checkpoint_weights(plan))
-    sides: dict[str, Side] = {"jax": ours, "torch": theirs}
+    sides: dict[str, JaxSide | TorchSide] = {"jax": ours, "torch": theirs}
     if third := transformers_side(plan, setting):
         sides["transformers"] = third
     parameters = sum(math.prod(shape) for shape in theirs.shapes().values())
@@ -63,7 +63,7 @@ def main(arguments: Sequence[str]) -> int:
 
     # 5. The loop, seed by seed; then memory, with each framework alone.
     record, stopped, alone = Record(plan.dtype), None, {}
-    with Interruption() as stop, LiveView(plan.steps, len(plan.seeds), (ours, theirs)) as view:
+    with Interruption() as stop, LiveView(plan.steps, len(plan.seeds), ours, theirs) as view:
         *names, last = (side.name for side in sides.values())
         view.say(f"{plan.name}: {parameters:,} parameters, {', '.join(names)} and {last} in {plan.dtype} on {device}")
         if model.lora is not None:

@@ -5,7 +5,6 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.names import from_reference, reference_shape, slots, to_reference
@@ -15,7 +14,7 @@ from jax_tformer.startup import set_up_jax
 from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.step import TrainState, init_state, train_step
 from twin.dropout import masks_of_step
-from twin.sides import Masks, Setting, StepFigures, Tensors, seconds_of, step_figures
+from twin.sides import Masks, Setting, Shapes, StepFigures, Tensors, seconds_of, step_figures
 
 
 class JaxSide:
@@ -43,7 +42,7 @@ class JaxSide:
         self._initial = initial
         self._state: TrainState
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Shapes:
         """Returns the shape of every parameter, by the names of `torch_ref`."""
         return reference_shapes(self.net)
 
@@ -71,7 +70,7 @@ class JaxSide:
         typed = {name: x.astype(jnp.dtype(self._compute.parameter_dtype)) for name, x in weights.items()}
         return jax.tree.map(jnp.array, from_reference(typed, shapes))
 
-    def masks(self, batch: Tensors) -> list[dict[str, np.ndarray]]:
+    def masks(self, batch: Tensors) -> Masks:
         """Returns the dropout masks that the next step will draw for this batch."""
         return jax.device_get(self._record(self._state, self._placed(batch)))
 
@@ -83,7 +82,7 @@ class JaxSide:
         seconds = time.perf_counter() - started
         return step_figures(self.name, metrics, self._compute.dtype, seconds)
 
-    def parameters(self) -> dict[str, np.ndarray]:
+    def parameters(self) -> Tensors:
         """Returns the current parameters, by the names of `torch_ref`."""
         return to_reference(self._state.params)
 
@@ -101,7 +100,7 @@ class JaxSide:
         return {name: jax.device_put(array, self._device) for name, array in batch.items()}
 
 
-def reference_shapes(net: AnyTransformer) -> dict[str, tuple[int, ...]]:
+def reference_shapes(net: AnyTransformer) -> Shapes:
     """Returns the shape of every parameter of `net`, by the names of `torch_ref`."""
     return {name: reference_shape(slot) for name, slot in slots(net.shapes).items()}
 

@@ -2,6 +2,7 @@
 
 import statistics
 import time
+from collections.abc import Iterable
 from contextlib import ExitStack
 
 from rich.live import Live
@@ -9,9 +10,11 @@ from rich.table import Table
 
 from jax_tformer.runs.metrics import PatientConsole
 from jax_tformer.terminal import visible
+from twin.jax_side import JaxSide
 from twin.machine import peak_memory, quiet
 from twin.record import SeedRecord
-from twin.sides import Side, StepFigures
+from twin.sides import StepFigures
+from twin.torch_side import TorchSide
 
 PLAIN_SECONDS, _REFRESH_SECONDS = 10.0, 0.25
 """Seconds between two lines without a terminal, and between two refreshes of the table on one."""
@@ -20,7 +23,7 @@ PLAIN_SECONDS, _REFRESH_SECONDS = 10.0, 0.25
 class LiveView(ExitStack):
     """Shows both sides next to each other. Draws between steps only, because a thread would disturb the timing."""
 
-    def __init__(self, steps: int, seeds: int, sides: tuple[Side, Side]) -> None:
+    def __init__(self, steps: int, seeds: int, *sides: JaxSide | TorchSide) -> None:
         super().__init__()
         self._console = PatientConsole(highlight=False, soft_wrap=True)
         table = Live(console=self._console, auto_refresh=False)
@@ -65,7 +68,7 @@ def describe(record: SeedRecord) -> str:
     )
 
 
-def make_table(record: SeedRecord, title: str, sides: tuple[Side, Side]) -> Table:
+def make_table(record: SeedRecord, title: str, sides: Iterable[JaxSide | TorchSide]) -> Table:
     """Makes a table of where both sides are."""
     jax, torch, ours, theirs = _newest(record)
     table = Table(title=title, title_justify="left")

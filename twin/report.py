@@ -66,8 +66,6 @@ class Findings:
     def statements(self) -> list[Statement]:
         """Returns the findings in words, the most important first."""
         stopped = [Statement(f"Stopped: {self.stopped}. The findings so far follow.")] if self.stopped else []
-        if not self.record.begun:
-            return stopped
         if self.record.dtype == "float64":
             found = self._identity()
         elif self.record.judged:
@@ -216,7 +214,6 @@ def seed_figures(seed: SeedRecord) -> dict[str, Any]:
         **{f"loss_{side}": steps[-1].loss for side, steps in seed.figures.items()},
         "largest_difference": float(seed.distance("jax", "torch").max()),
         "parameters_step": seed.parameters_step,
-        "largest_relative_difference": float(seed.relative_difference().max()),
     }
     if "transformers" in seed.figures:
         figures["largest_difference_transformers"] = float(seed.distance("jax", "transformers").max())
@@ -228,12 +225,12 @@ def seed_figures(seed: SeedRecord) -> dict[str, Any]:
 
 def spread(record: Record) -> dict[str, dict[str, float]]:
     """Returns the mean and standard deviation of each side's last loss over the seeds with all steps."""
-    longest = max((seed.steps for seed in record.begun), default=0)
+    longest = max(seed.steps for seed in record.begun)
     found = {}
-    for side in SIDES if longest else ():
+    for side in SIDES:
         last = np.array([seed.losses(side)[-1] for seed in record.begun if seed.steps == longest])
         deviation = float(last.std(ddof=1)) if len(last) > 1 else 0.0
-        found[side] = {"mean": float(last.mean()), "standard_deviation": deviation, "seeds": float(len(last))}
+        found[side] = {"mean": float(last.mean()), "standard_deviation": deviation}
     return found
 
 

@@ -49,7 +49,7 @@ the same optimizer: {% if plan.seeds|length > 1 %}{{ plan.seeds|length }} seeds 
 {% if seeds %}
 <h2>Loss</h2>
 <div class="figures">
-{% set several = " Lines are means; areas reach from the lowest to the highest seed." if seeds|length > 1 else "" %}
+{% set several = " Every seed has its lines." if seeds|length > 1 else "" %}
 {{ figure(pictures.loss, "The loss of every training batch: PyTorch is the wide line, and JAX the narrow one on top."
    + several) }}
 {{ figure(pictures.difference, "Points are steps, and lines the largest so far; steps without any difference have no "

@@ -52,17 +52,12 @@ def draw(record: Record, folder: Path) -> dict[str, str]:
 
 
 def loss_figure(record: Record) -> Figure:
-    """Draws both loss curves; for several seeds, their mean and the range from lowest to highest."""
+    """Draws both loss curves of every seed."""
     figure, axes = _axes("loss, nats a token")
-    steps = np.arange(1, max(seed.steps for seed in record.begun) + 1)
     for side, name, colour, width in (("torch", "PyTorch", TORCH, 5.0), ("jax", "JAX", JAX, 1.4)):
-        curves = np.full((len(record.begun), len(steps)), np.nan)
-        for row, seed in zip(curves, record.begun, strict=True):
-            row[: seed.steps] = seed.losses(side)
-        if len(curves) > 1:
-            axes.fill_between(steps, np.nanmin(curves, 0), np.nanmax(curves, 0), color=colour, alpha=0.18, linewidth=0)
-            name = f"{name}, {len(curves)} seeds"
-        axes.plot(steps, np.nanmean(curves, 0), color=colour, linewidth=width, label=name)
+        for number, seed in enumerate(record.begun):
+            steps, label = np.arange(1, seed.steps + 1), "_" if number else name
+            axes.plot(steps, seed.losses(side), color=colour, linewidth=width, label=label)
     axes.set_ylim(bottom=0)
     _legend(axes)
     return figure
@@ -108,16 +103,16 @@ def parameter_figure(errors: dict[str, ParameterError]) -> Figure:
     layers, kinds, table = parameter_table(errors)
     figure = Figure(figsize=(2.9 + 0.62 * len(layers), 0.9 + 0.23 * len(kinds)), layout="constrained")
     axes = figure.subplots()
-    found = np.array([[np.nan if error is None else max(error, _SMALLEST) for error in row] for row in table])
-    logarithms = np.log10(found)
-    low, high = np.floor(np.nanmin(logarithms)), np.ceil(np.nanmax(logarithms))
-    mesh = axes.pcolormesh(logarithms, cmap="cividis", vmin=low, vmax=max(high, low + 1))
+    # What is missing becomes NaN, which is not drawn.
+    found = np.array(table, float)
+    logarithms = np.log10(np.maximum(found, _SMALLEST))
+    mesh = axes.pcolormesh(logarithms, cmap="cividis")
+    middle = np.mean(mesh.get_clim())
     for (row, column), value in np.ndenumerate(found):
-        if np.isfinite(value):
-            dark = (logarithms[row, column] - low) / max(high - low, 1) < 0.55
-            text = "0" if value <= _SMALLEST else f"{value:.0e}".replace("e-0", "e-")
-            place = (column + 0.5, row + 0.5)
-            axes.text(*place, text, ha="center", va="center", fontsize=7, color="#ffffff" if dark else "#000000")
+        if not np.isnan(value):
+            colour = "#ffffff" if logarithms[row, column] < middle else "#000000"
+            text = f"{value:.0e}" if value else "0"
+            axes.text(column + 0.5, row + 0.5, text, ha="center", va="center", fontsize=7, color=colour)
     axes.set_xticks(np.arange(len(layers)) + 0.5, layers)
     axes.set_yticks(np.arange(len(kinds)) + 0.5, kinds)
     axes.invert_yaxis()

@@ -21,7 +21,7 @@ from twin.machine import Neighbours
 from twin.pair import Pair, where_they_part
 from twin.progress import LiveView
 from twin.record import SeedRecord, parameter_errors
-from twin.sides import HUGE_PAGES, Alone, Masks, Setting, Side, SideFailed, Tensors, require_same_step
+from twin.sides import HUGE_PAGES, Alone, Masks, Setting, SideFailed, Tensors, require_same_step
 from twin.torch_side import TorchSide, wide
 
 ALONE_STEPS = 12
@@ -51,7 +51,7 @@ class Batches:
             yield batch
 
 
-Sides = Mapping[str, Side]
+Sides = Mapping[str, JaxSide | TorchSide]
 """What is compared: "jax" and "torch"; the same model in "transformers", if it began as one of its checkpoints; and the
 "truth", which trains in float64, if there is one."""
 

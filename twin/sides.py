@@ -1,4 +1,4 @@
-"""A framework as comparison and benchmarks see it: it takes weights, steps on batches, and returns its weights.
+"""What the sides have alike, `JaxSide` and `TorchSide`: each takes weights, steps on batches, and returns its weights.
 
 A side runs in this process (Here), or alone in a process of its own (Alone).
 """
@@ -13,18 +13,20 @@ import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from jax_tformer.config import TransformerConfig
-from jax_tformer.config.errors import TrainingFailed
+from jax_tformer.config.errors import TrainingFailed, reason_of
 from jax_tformer.config.experiment import OptimizerConfig, TrainingConfig
 from parity.gates.measure import ParityError
 from twin.machine import forget_peak, peak_memory
 
 Tensors = Mapping[str, np.ndarray]
 """Arrays by name: a batch, or parameters by the names of `torch_ref`."""
+Shapes = dict[str, tuple[int, ...]]
+"""Of parameters, by the names of `torch_ref`."""
 Masks = Sequence[Tensors]
 """Dropout masks (bool, True = kept) by site, for each part of a batch."""
 
@@ -51,31 +53,6 @@ class StepFigures(NamedTuple):
     """Tokens read, without padding."""
     seconds: float
     """Time from a batch on the device to updated parameters and metrics."""
-
-
-class Side(Protocol):
-    """One framework with a model, an optimizer and a type of arithmetic."""
-
-    name: str
-    """The name in messages."""
-
-    def shapes(self) -> dict[str, tuple[int, ...]]:
-        """Returns the shape of every parameter, by the names of `torch_ref`."""
-
-    def start(self, seed: int, weights: Tensors | None) -> None:
-        """Resets the training to `weights`, or to new ones if it can draw them; compiled programs stay."""
-
-    def step(self, batch: Tensors, masks: Masks | None) -> StepFigures:
-        """Makes one update, with `masks` unless this side draws its own."""
-
-    def parameters(self) -> dict[str, np.ndarray]:
-        """Returns the current parameters, by the names of `torch_ref`, in this side's type."""
-
-    def device_memory(self) -> int | None:
-        """Returns the peak bytes of device memory; None on a CPU."""
-
-    def product_rate(self, size: int) -> float:
-        """Measures one product of two square matrices of this side's type, in floating-point operations per second."""
 
 
 class Here:
@@ -140,7 +117,7 @@ class Alone:
             self._made.result()
             return self._process.submit(_call, name, arguments).result()
         except Exception as error:
-            raise SideFailed(one_line(error)) from error
+            raise SideFailed(f"{type(error).__name__}: {reason_of(error)}"[:200]) from error
 
     def close(self) -> None:
         """Ends the process, once it has answered."""
@@ -157,11 +134,6 @@ def _make(kind: str, arguments: tuple[Any, ...]) -> None:
 
 def _call(name: str, arguments: tuple[Any, ...]) -> Any:
     return _HERE[0].call(name, *arguments)
-
-
-def one_line(error: Exception) -> str:
-    """Returns an error's type and message in one line."""
-    return f"{type(error).__name__}: {' '.join(str(error).split())}"[:200]
 
 
 def seconds_of(call: Callable[[], object]) -> float:

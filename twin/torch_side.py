@@ -8,12 +8,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from jax_tformer.config.errors import InputError
+from jax_tformer.config.errors import InputError, reason_of
 from parity.gates.measure import ParityError, require_same_names
 from parity.gates.torch_side import from_torch, to_torch
 from torch_ref import reference
 from torch_ref.training import Trainer
-from twin.sides import Masks, Setting, StepFigures, Tensors, seconds_of, step_figures
+from twin.sides import Masks, Setting, Shapes, StepFigures, Tensors, seconds_of, step_figures
 
 
 class TorchSide:
@@ -38,14 +38,13 @@ class TorchSide:
         """Returns a new model like this side's, in float64 and uncompiled."""
         return reference(self._config.with_dtype("float64"))
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Shapes:
         """Returns the shape of every parameter."""
         return {name: tuple(tensor.shape) for name, tensor in self._model.state_dict().items()}
 
     def start(self, seed: int, weights: Tensors | None) -> None:
         """Resets the training to `weights`, which are required because this side draws none."""
-        if weights is None:
-            raise ValueError(f"{self.name} starts from given weights only")
+        assert weights is not None
         self._load(weights)
         torch.manual_seed(seed)
         self._trainer = Trainer(self._model, self._setting.optimizer, self._setting.training)
@@ -74,13 +73,13 @@ class TorchSide:
         except RuntimeError as error:
             if not self._compiled or self._trainer.updates:
                 raise
-            reason = " ".join(str(error).split())[:200]
+            reason = reason_of(error)[:200]
             raise InputError(f"torch.compile does not work here ({reason}); leave --torch-compile out") from error
         self._wait()
         seconds = time.perf_counter() - started
         return step_figures(self.name, metrics, compute.dtype, seconds)
 
-    def parameters(self) -> dict[str, np.ndarray]:
+    def parameters(self) -> Tensors:
         """Returns the current parameters."""
         return {name: from_torch(tensor).copy() for name, tensor in self._model.state_dict().items()}
 

@@ -4,15 +4,14 @@ A side that trains is one of the comparison's (twin/sides.py), on one batch. Not
 framework: a side that computes with PyTorch shall hold no more than PyTorch does.
 """
 
-from collections.abc import Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from benchmarks.training_cases import BatchShape, draw_batch
 from jax_tformer.config import TransformerConfig
 from twin.machine import free_torch_memory
-from twin.sides import Side, StepFigures
+from twin.sides import Shapes, StepFigures, Tensors
 
 OURS, REFERENCE, HUGGING_FACE = "benchmarks.sides.ours", "benchmarks.sides.reference", "benchmarks.sides.hugging_face"
 """The modules of the sides. Each has `training(config, shape, device)`, which makes a `Training`, and a `Decoding`.
@@ -20,6 +19,7 @@ OURS, REFERENCE, HUGGING_FACE = "benchmarks.sides.ours", "benchmarks.sides.refer
 `Decoding(config, device).decode(prompts, new_tokens, room, beams)` is greedy or beam search for `new_tokens` of the
 `room` new tokens that a cache of fixed size has slots for. It returns a `Decoded`.
 """
+Prompts = list[list[int]]
 
 
 class Decoded(NamedTuple):
@@ -41,9 +41,9 @@ class Turn(NamedTuple):
 
 
 class Training:
-    """A side that trains on one batch, from the weights that all sides get."""
+    """A side that trains, a `JaxSide` or a `TorchSide`, on one batch, from the weights that all sides get."""
 
-    def __init__(self, side: Side, config: TransformerConfig, shape: BatchShape) -> None:
+    def __init__(self, side: Any, config: TransformerConfig, shape: BatchShape) -> None:
         self._side, self._batch = side, draw_batch(config, shape)
         self.device_memory = side.device_memory
         side.start(0, draw_weights(side.shapes()))
@@ -65,7 +65,7 @@ class Training:
         return Turn(warm, taken, rate)
 
 
-def draw_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+def draw_weights(shapes: Shapes) -> Tensors:
     """Draws weights by `torch_ref`'s names: matrices and biases N(0, 0.02^2), scales of norms N(1, 0.02^2).
 
     Drawn by NumPy, so that all processes get the same bits, with a GPU or without, with JAX or without.
@@ -77,6 +77,6 @@ def draw_weights(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]
     return weights
 
 
-def draw_prompts(vocabulary: int, batch: int, length: int) -> list[list[int]]:
+def draw_prompts(vocabulary: int, batch: int, length: int) -> Prompts:
     """Draws random ids, the same for every side."""
     return np.random.default_rng(1).integers(0, vocabulary, (batch, length)).tolist()

@@ -5,7 +5,7 @@ GPT-2, Llama and BERT have our weights; a BART of our shape has weights of its o
 
 import math
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any, Literal
 
 import numpy as np
@@ -23,7 +23,7 @@ from transformers import (
     StoppingCriteriaList,
 )
 
-from benchmarks.sides import Decoded, Training, draw_weights
+from benchmarks.sides import Decoded, Prompts, Training, draw_weights
 from benchmarks.sides.reference import TorchDecoding, fuse
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape
 from jax_tformer.config import TransformerConfig
@@ -31,7 +31,7 @@ from jax_tformer.functional import transformer
 from jax_tformer.hub.families import to_huggingface
 from torch_ref.training import StepMetrics, adamw, tokens_read
 from twin.jax_side import reference_shapes
-from twin.sides import Setting, Tensors
+from twin.sides import Setting, Shapes, Tensors
 from twin.torch_side import TorchSide
 from twin.transformers_side import load_arrays
 
@@ -71,7 +71,7 @@ class HuggingFace(TorchSide):
     def _build(self) -> torch.nn.Module:
         return same_model(self._config)
 
-    def shapes(self) -> dict[str, tuple[int, ...]]:
+    def shapes(self) -> Shapes:
         """None: the model has its weights already."""
         return {}
 
@@ -130,7 +130,7 @@ class Decoding(TorchDecoding):
             self._options["disable_compile"] = True
         self._shape: tuple[int, ...] = ()
 
-    def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:
+    def decode(self, prompts: Prompts, new_tokens: int, room: int, beams: int) -> Decoded:
         """A static cache always has `room`, and stops early: with another size it would be compiled again."""
         tokens = torch.tensor(prompts, device=self._device)
         if "compile_config" in self._options and (*tokens.shape, room) != self._shape:

@@ -1,11 +1,10 @@
 """The JAX library as a side: `generate`, and the step of train.py."""
 
 import time
-from collections.abc import Sequence
 
 import jax
 
-from benchmarks.sides import Decoded, Training, draw_weights
+from benchmarks.sides import Decoded, Prompts, Training, draw_weights
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape, draw_batch
 from jax_tformer.config import TransformerConfig
 from jax_tformer.config.experiment import DecodingConfig, MeshConfig
@@ -37,7 +36,7 @@ class Decoding:
             self._params = jax.block_until_ready(layers_apart(jax.device_put(weights, self._device)))
         forget_peak()
 
-    def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:
+    def decode(self, prompts: Prompts, new_tokens: int, room: int, beams: int) -> Decoded:
         """The cache has as many slots as these tokens need; `room` is for others."""
         decoding = DecodingConfig(max_new_tokens=new_tokens, num_beams=beams)
         with jax.default_device(self._device):

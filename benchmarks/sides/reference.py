@@ -1,13 +1,12 @@
 """`torch_ref` as a side: its Trainer, eager or compiled; decoding without a cache. Nothing here imports JAX."""
 
 import time
-from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from benchmarks.sides import Decoded, Training, draw_weights
+from benchmarks.sides import Decoded, Prompts, Training, draw_weights
 from benchmarks.training_cases import OPTIMIZER, START_ID, TRAINING, BatchShape
 from jax_tformer.config import TransformerConfig
 from torch_ref import reference
@@ -58,7 +57,7 @@ class Decoding(TorchDecoding):
         model.load_state_dict({name: torch.from_numpy(x) for name, x in drawn.items()})
         super().__init__(model, config, device)
 
-    def decode(self, prompts: Sequence[Sequence[int]], new_tokens: int, room: int, beams: int) -> Decoded:
+    def decode(self, prompts: Prompts, new_tokens: int, room: int, beams: int) -> Decoded:
         """Greedy search alone."""
         assert beams == 1
         found = np.zeros((len(prompts), 0), np.int32)
@@ -68,13 +67,13 @@ class Decoding(TorchDecoding):
             found = np.concatenate([found, best.cpu().numpy().astype(np.int32)], axis=1)
         return Decoded(time.perf_counter() - began, found)
 
-    def gap(self, prompt: Sequence[int], before: Sequence[int], one: int, other: int) -> float:
+    def gap(self, prompt: list[int], before: list[int], one: int, other: int) -> float:
         """How far apart the logits of two tokens are, after `prompt` and the new tokens `before`."""
         logits = self._logits([prompt], np.array([before], np.int32))[0]
         return abs(float(logits[one] - logits[other]))
 
     @torch.inference_mode()
-    def _logits(self, prompts: Sequence[Sequence[int]], found: np.ndarray) -> torch.Tensor:
+    def _logits(self, prompts: Prompts, found: np.ndarray) -> torch.Tensor:
         """Of the next token, `[B, V]`."""
         given = torch.tensor(prompts, device=self._device)
         new = torch.from_numpy(found.astype(np.int64)).to(self._device)

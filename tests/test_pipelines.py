@@ -127,7 +127,7 @@ def sources_of(batches, tokenizer, side="source"):
 # What holds for all of them
 
 
-@pytest.mark.parametrize("start", [0, 1, 1000])
+@pytest.mark.parametrize("start", [0, 1, 10**9])
 @pytest.mark.parametrize("kind, split", [*((kind, "5") for kind in SHARDS), *((kind, "1") for kind in KINDS)])
 @pytest.mark.parametrize("count", [1, 2, 4, 8])
 def test_seed_and_number_decide_a_batch(kind, split, count, start, place):
@@ -141,6 +141,8 @@ def test_seed_and_number_decide_a_batch(kind, split, count, start, place):
     assert all(same(made[n], one.train[start + n]) for n in range(3))
     assert iterators[0].get_state() == {"next_index": start + 3}
     assert not same(made[0], made[1])
+    types = {name: bool if name.endswith("mask") else np.int32 for name in made[0]}
+    assert {name: rows.dtype for name, rows in made[0].items()} == types
     held_out = [whole(batch) for batch in zip(*(part.evaluation for part in several), strict=True)]
     assert all(map(same, held_out, one.evaluation))
     assert len(held_out) == len(one.evaluation) > 0
@@ -151,20 +153,6 @@ def test_another_seed_is_another_order_and_the_same_evaluation(every):
     other = build_pipeline(data, replace(EIGHT, seed=6), tokenizer)
     assert not any(map(same, first(pipeline, 3), first(other, 3)))
     assert all(map(same, pipeline.evaluation, other.evaluation))
-
-
-def test_batches_have_few_shapes_and_ids_of_the_vocabulary(every):
-    data, pipeline, tokenizer = every
-    batches = [*first(pipeline, 30), pipeline.train[10**9], *pipeline.evaluation]
-    shapes = {str({name: (rows.shape, rows.dtype) for name, rows in batch.items()}) for batch in batches}
-    tokens = getattr(data, "tokens_per_batch", None)
-    assert len(shapes) == 1 if tokens is None else 2 <= len(shapes) <= 6
-    for batch in batches:
-        for name, rows in batch.items():
-            assert len(rows) == 8 if tokens is None else (len(rows) % 8 == 0 and rows.size <= tokens)
-            assert rows.dtype == (bool if name.endswith("mask") else np.int32)
-            if name in ("tokens", "source", "target"):
-                assert 0 <= rows.min() <= rows.max() < tokenizer.vocab_size
 
 
 def test_fingerprint_is_kept_by_a_restart_and_changed_by_what_changes_batches(every, tmp_path):
@@ -289,8 +277,8 @@ def test_an_epoch_reads_every_window_once_with_the_next_tokens_as_labels(stride,
     assert pipeline.evaluation[0]["tokens"][0, : len(start)].tolist() == start
 
 
-def test_held_out_text_is_read_once_and_never_trained_on(tmp_path):
-    # Text that never repeats itself, and a length that leaves a last batch of 2 rows.
+def test_held_out_text_is_read_once(tmp_path):
+    # A length that leaves a last batch of 2 rows.
     text = "".join(np.random.default_rng(0).choice(list("abcdefgh"), 3950))
     (tmp_path / "text.txt").write_text(text)
     data = text_in(tmp_path, context_length=15, tokenizer=CHARACTERS)
@@ -302,7 +290,6 @@ def test_held_out_text_is_read_once_and_never_trained_on(tmp_path):
     # The last batch is filled up with rows that do not count.
     assert len(labels) == -(-rows // 4) * 4 > rows
     assert (labels[rows:] == IGNORED).all()
-    assert not {*rows_of(first(pipeline, 2000))} & {*rows_of(pipeline.evaluation)}
 
 
 def test_tokenizers_of_text_and_what_is_said_of_it(tmp_path, monkeypatch):
@@ -434,19 +421,11 @@ def test_batches_by_tokens_read_every_pair_as_often(place, monkeypatch):
     assert 10 <= min(read.values()) <= max(read.values()) <= 14
 
 
-@pytest.mark.parametrize("tokenizer", [CHARACTERS, BYTES, TokenizerConfig("bpe", 500)])
-def test_dates_with_every_tokenizer(tokenizer):
-    pipeline, made = build(PairData("dates", source_length=108, target_length=12, tokenizer=tokenizer))
-    batch = pipeline.train[0]
-    targets = [made.decode(row[row != IGNORED]) for row in batch["labels"]]
-    assert all(len(target) == 10 and target[4] == target[7] == "-" for target in targets)
-    assert all(": " in source for source in sources_of([batch], made))
-
-
 def test_dates_are_unlimited_and_held_out_days_stay_out():
     pipeline, tokenizer = build(DATES)
     trained = {*sources_of(first(pipeline, 300), tokenizer, "target")}
     assert len(trained) > 1100
+    assert all(re.fullmatch(r"\d{4}-\d\d-\d\d", day) for day in trained)
     assert len(pipeline.examples) == 512
     assert not trained & {*sources_of(pipeline.evaluation, tokenizer, "target"), *(day for _, day in pipeline.examples)}
 
@@ -471,8 +450,10 @@ PARTS = "give a .tsv or .jsonl file of each source, and no --data.target-path or
     [
         (TextData, {"path": "short.txt", "context_length": 18}, "held-out part of the text has 18 tok"),
         (TextData, {"path": "short.txt", "context_length": 180}, "has 162 tokens; expected at least 181"),
-        *((TextData, {"path": path}, MIXED) for path in ("A=0.7,B=", "A=0.7,A=0.3", "A=0,B=1", "A=1,B=0.00001")),
-        *((TextData, {"path": path}, MIXED) for path in ("=1,B=2", "A=1,B=2=x")),
+        *(
+            (TextData, {"path": path}, MIXED)
+            for path in ("A=0.7,B=", "A=0.7,A=0.3", "A=0,B=1", "A=1,B=0.00001", "=1,B=2", "A=1,B=2=x")
+        ),
         (PairData, {"path": "a.tsv=1,b.tsv=3", "target_path": "x"}, PARTS),
         (PairData, {"path": "a.tsv=1,b.tsv=3", "tokens_per_batch": 4000}, PARTS),
         (

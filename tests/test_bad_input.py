@@ -2,7 +2,6 @@
 
 import pytest
 
-from tests.several_processes import ROOT, finish, start
 from tests.small_runs import TINY, again
 
 BERT = "of type 'bert' is trained with --model.encoder.positions learned; begin a run with these flags"
@@ -85,11 +84,6 @@ def test_a_loss_that_is_not_finite_ends_the_run_and_saves_nothing(run, end_of):
     assert "try a lower --optimizer.learning-rate" in errors
     assert not list((run / "checkpoints").iterdir())
     assert not (run / "saved.json").exists()
-
-
-def test_the_real_process():
-    told = "training: steps is -1; expected a whole number of at least 1; see train.py python-docs --help"
-    assert finish([start([ROOT / "train.py", "--steps", -1], 1)]) == [(2, "", f"train.py: error: {told}\n")]
 
 
 @pytest.mark.parametrize(

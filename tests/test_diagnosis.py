@@ -72,7 +72,6 @@ def test_a_step_that_is_not_finite_changes_no_parameter_and_nor_does_the_next(st
         ),
         ("decoder.final_norm.scale", 0, 1e30, "every layer's output is finite, the norm of the gradient of "),
     ],
-    ids=["a row", "a layer", "a parameter", "the last norm", "a gradient"],
 )
 def test_what_is_not_finite_first_is_found(start, parameter, index, value, said):
     state, _ = STEP(spoil(start, parameter, index, value), BATCH)
@@ -101,7 +100,6 @@ def test_a_gradient_of_what_is_added_to_the_loss_is_found(start):
             r"is not; .* encountered in mul in model/layers.py, line \d+: return function\(x\)",
         ),
     ],
-    ids=["forward", "on the way back"],
 )
 def test_the_operation_that_made_a_nan_is_named(activation, index, value, said):
     net = transformer(replace(CONFIG, decoder=replace(CONFIG.decoder, num_layers=1, activation=activation)))

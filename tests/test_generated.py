@@ -10,9 +10,8 @@ import pytest
 
 from jax_tformer import EXPERIMENTS
 from jax_tformer.config import IGNORED
-from jax_tformer.config.experiment import TextData, TokenizerConfig, TrainingConfig
+from jax_tformer.config.experiment import TokenizerConfig, TrainingConfig
 from jax_tformer.data import generated
-from jax_tformer.data.pipeline import build_tokenizer_for
 from jax_tformer.data.sources import held_out_pairs, load_pairs
 from tests.refusals import refused
 from tests.several_processes import ROOT
@@ -120,13 +119,6 @@ def test_the_least_loss_of_masked_letters():
                     likely[hidden[place]] += weight(row, hidden, chosen)
             expected.append(-np.log(likely[own[place]] / likely.sum()))
     np.testing.assert_allclose(least_losses(moves, tokens, labels, mask), expected, rtol=1e-12)
-
-
-def test_words_are_apart_at_white_space():
-    data = TextData(source="modular-addition", context_length=4, tokenizer=TokenizerConfig("words"))
-    tokenizer = build_tokenizer_for(data)
-    assert tokenizer.can_be_cut
-    assert tokenizer.decode(tokenizer.encode("90 +\n9 = 2")) == "90 + 9 = 2"
 
 
 @pytest.mark.parametrize(

@@ -186,8 +186,8 @@ assert (resource.getrusage(resource.RUSAGE_SELF).ru_minflt - before > 1000) == i
 @pytest.mark.skipif("CS_GNU_LIBC_VERSION" not in os.confstr_names, reason="needs glibc")
 @pytest.mark.parametrize(
     "megabytes, threshold, faults_again",
+    # A small step, a large one, and what the user has tuned.
     [(64, None, 0), (1024, None, 1), (64, "65536", 1)],
-    ids=["small", "large", "tuned by the user"],
 )
 def test_small_steps_keep_freed_memory(megabytes, threshold, faults_again, monkeypatch):
     for name in [name for name in os.environ if name.startswith(("MALLOC_", "GLIBC_TUNABLES"))]:

@@ -2,10 +2,13 @@
 
 import os
 from dataclasses import replace
+from itertools import count
 
+import numpy as np
 import pytest
 
 from jax_tformer.config.errors import InputError
+from parity.gates.measure import Measured
 from torch_ref import reference
 from twin import pair, prove
 
@@ -26,6 +29,18 @@ def test_a_fault_is_red(monkeypatch, capsys):
     # And where the two part.
     assert "torch_ref/layers.py" in said
     assert "another constant is added: 1e-05 in ours, 1e-06 in theirs" in said
+
+
+def test_what_is_no_number_is_red_whatever_was_before_it(monkeypatch, capsys):
+    batches = count()
+
+    def broken(models, batch):
+        yield Measured("1 activations", [1e-15, np.nan, 1e-14][next(batches) % 3], 1e-12, "logits")
+
+    monkeypatch.setattr(pair, "identity", broken)
+    monkeypatch.setattr(pair, "where_they_part", lambda *given: "")
+    assert prove.main(["article-encoder"]) == 1
+    assert "RED: gate 9 numbers lost 0.0e+00, gate 1 activations nan" in capsys.readouterr().out
 
 
 def test_an_unknown_preset_is_refused():

@@ -55,12 +55,11 @@ class RotaryConfig:
             f"{self.high_frequency_factor}; expected the first to be lower",
         )
         of_llama3 = ("low_frequency_factor", "high_frequency_factor", "original_positions")
-        unread = {"linear": of_llama3, "none": ("factor", *of_llama3), "llama3": ()}[self.scaling]
-        for name in unread:
+        for name in {"linear": of_llama3, "none": ("factor", *of_llama3), "llama3": ()}[self.scaling]:
             value = getattr(self, name)
             unset = getattr(RotaryConfig, name)
-            because = f"and scaling is {self.scaling!r}; expected {unset!r}, since nothing reads it"
-            require(value == unset, f"{name} is {value!r}, {because}")
+            told = f"{name} is {value!r}, and scaling is {self.scaling!r}; expected {unset!r}, since nothing reads it"
+            require(value == unset, told)
 
 
 @checked
@@ -154,10 +153,6 @@ class StackConfig:
             self.query_key_norm or self.query_key_scale,
             "query_key_scale is False and query_key_norm too; expected True, since there is nothing to scale",
         )
-        self._check_positions()
-        self._check_layers()
-
-    def _check_positions(self) -> None:
         require(
             self.positions != "learned" or self.max_positions is not None,
             "positions is 'learned' and max_positions is None; expected max_positions with learned positions",
@@ -175,8 +170,6 @@ class StackConfig:
             self.window is not None or self.rotary.window_base is None,
             f"rotary.window_base is {self.rotary.window_base} and window is None; expected a window, or None",
         )
-
-    def _check_layers(self) -> None:
         require(
             not self.parallel or self.norm_placement == "pre",
             f"parallel is set and norm_placement is {self.norm_placement!r}; expected 'pre'",
@@ -369,13 +362,6 @@ class TransformerConfig:
             self.encoder is None or self.decoder is None or not self.decoder.parallel,
             "decoder.parallel is set and there is an encoder; expected False, since cross-attention comes in between",
         )
-        self._check_classification()
-        for name, stack in self.stacks.items():
-            self._check_widths(stack)
-            if stack.positions == "relative":
-                stack.check_buckets(4 if name == "encoder" else 2)
-
-    def _check_classification(self) -> None:
         classifies = self.head.startswith("classify")
         pools = self.pooler != "none"
         require(
@@ -399,44 +385,43 @@ class TransformerConfig:
                 f"dropout.{rate} is {getattr(self.dropout, rate)}, but head is {self.head!r} and pooler is "
                 f"{self.pooler!r}; expected 0 for a part that the model does not have",
             )
-        if self.lora is not None:
-            self._check_lora(self.lora)
-
-    def _check_widths(self, stack: StackConfig) -> None:
-        require(
-            stack.head_width is not None or self.d_model % stack.num_heads == 0,
-            f"d_model is {self.d_model} and num_heads is {stack.num_heads}; "
-            "expected a width divisible by the number of heads, or head_width set",
-        )
-        require(
-            not stack.positions.startswith("sinusoidal") or self.d_model % 2 == 0,
-            f"d_model is {self.d_model}; sinusoidal positions need an even width",
-        )
-        turned = stack.rotary.width
-        width = self.head_width(stack)
-        require(
-            stack.positions != "rotary" or turned is not None or width % 2 == 0,
-            f"{'d_model / num_heads' if stack.head_width is None else 'head_width'} is {width}; "
-            "rotary positions need an even one",
-        )
-        require(
-            turned is None or (turned % 2 == 0 and turned <= width),
-            f"rotary.width is {turned}, of heads as wide as {width}; expected an even number of their columns",
-        )
-
-    def _check_lora(self, lora: LoraConfig) -> None:
-        sizes = [size for stack in self.stacks.values() for size in self.projections(stack).items()]
-        require(
-            "gate" not in lora.targets or "gate" in dict(sizes),
-            "lora.targets has gate, and no stack is gated; expected other targets, or all",
-        )
-        for name, (inputs, outputs) in sizes:
-            most = min(inputs, outputs)
+        for name, stack in self.stacks.items():
             require(
-                lora.rank <= most or not lora.adapts(name),
-                f"lora.rank is {lora.rank}, and {name} has a matrix of {inputs} x {outputs}; "
-                f"expected a rank of at most {most}",
+                stack.head_width is not None or self.d_model % stack.num_heads == 0,
+                f"d_model is {self.d_model} and num_heads is {stack.num_heads}; "
+                "expected a width divisible by the number of heads, or head_width set",
             )
+            require(
+                not stack.positions.startswith("sinusoidal") or self.d_model % 2 == 0,
+                f"d_model is {self.d_model}; sinusoidal positions need an even width",
+            )
+            turned = stack.rotary.width
+            width = self.head_width(stack)
+            require(
+                stack.positions != "rotary" or turned is not None or width % 2 == 0,
+                f"{'d_model / num_heads' if stack.head_width is None else 'head_width'} is {width}; "
+                "rotary positions need an even one",
+            )
+            require(
+                turned is None or (turned % 2 == 0 and turned <= width),
+                f"rotary.width is {turned}, of heads as wide as {width}; expected an even number of their columns",
+            )
+            if stack.positions == "relative":
+                stack.check_buckets(4 if name == "encoder" else 2)
+        lora = self.lora
+        if lora is not None:
+            sizes = [size for stack in self.stacks.values() for size in self.projections(stack).items()]
+            require(
+                "gate" not in lora.targets or "gate" in dict(sizes),
+                "lora.targets has gate, and no stack is gated; expected other targets, or all",
+            )
+            for name, (inputs, outputs) in sizes:
+                most = min(inputs, outputs)
+                require(
+                    lora.rank <= most or not lora.adapts(name),
+                    f"lora.rank is {lora.rank}, and {name} has a matrix of {inputs} x {outputs}; "
+                    f"expected a rank of at most {most}",
+                )
 
     def projections(self, stack: StackConfig) -> dict[str, tuple[int, int]]:
         """The projections of each layer of `stack`, by name: (inputs, outputs)."""
@@ -445,10 +430,8 @@ class TransformerConfig:
         model = self.d_model
         inner = stack.feedforward_width
         attention = {"query": (model, queries), "key": (model, shared), "value": (model, shared)}
-        feedforward = {"gate": (model, inner), "up": (model, inner), "down": (inner, model)}
-        if not stack.gated:
-            del feedforward["gate"]
-        return {**attention, "output": (queries, model), **feedforward}
+        gate = {"gate": (model, inner)} if stack.gated else {}
+        return {**attention, "output": (queries, model), **gate, "up": (model, inner), "down": (inner, model)}
 
     @property
     def stacks(self) -> dict[str, StackConfig]:

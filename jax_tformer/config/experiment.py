@@ -360,10 +360,8 @@ class DecodingConfig:
         wanted = self.num_return_sequences
         known = isinstance(early, bool) or early == "never"
         require_field(known, "early_stopping", f"is {early!r}; expected True, False or 'never'")
-        if self.top_p is not None:
-            require_field(self.top_p <= 1, "top_p", f"is {self.top_p}; expected a number above 0 and at most 1")
-        if self.min_p is not None:
-            require_field(self.min_p <= 1, "min_p", f"is {self.min_p}; expected a number from 0 to 1")
+        require_field((self.top_p or 0) <= 1, "top_p", f"is {self.top_p}; expected a number above 0 and at most 1")
+        require_field((self.min_p or 0) <= 1, "min_p", f"is {self.min_p}; expected a number from 0 to 1")
         for name in ("forced_bos_token_id", "forced_eos_token_id"):
             told = f"is {(forced := getattr(self, name))}, which suppress_tokens forbid; expected another token"
             require_field(forced not in self.suppress_tokens, name, told)
@@ -479,8 +477,7 @@ class ExperimentConfig:
             self._require_length(self.model.encoder, "source_length", self.data.source_length)
             self._require_length(self.model.decoder, "target_length", self.data.target_length)
             tokens = self.data.tokens_per_batch
-            least = max(self.data.source_length, self.data.target_length)
-            least *= self.training.batch_size
+            least = max(self.data.source_length, self.data.target_length) * self.training.batch_size
             require(
                 tokens is None or (tokens >= least and self.mesh.context == 1),
                 f"tokens_per_batch is {tokens}; expected at least {least}, for batch_size rows of the longest pairs, "

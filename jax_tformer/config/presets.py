@@ -1,6 +1,7 @@
 """Named architectures and experiments: data, not code."""
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from typing import NamedTuple
 
 from jax_tformer.config import ComputeConfig, DropoutConfig, RotaryConfig, StackConfig, TransformerConfig
 from jax_tformer.config.experiment import (
@@ -25,10 +26,10 @@ _MORE_DROPOUT = DropoutConfig(embedding=0.3, residual=0.3)
 _UNBIASED = StackConfig(query_bias=False, key_bias=False, value_bias=False)
 NO_BIASES = replace(_UNBIASED, output_bias=False, feedforward_bias=False, norm_bias=False)
 
+# What stands nowhere here is as in the paper: the defaults of our config are 6 layers, 8 heads, 512 and 2048 wide.
+
 # "Transformers from Scratch" (the article): d_model 6, 2 heads, hidden 12, one layer, dropout 0.1, GPT-2 tokens.
-_ARTICLE_STACK = StackConfig(
-    num_layers=1, num_heads=2, feedforward_width=12, activation="relu", positions="sinusoidal_interleaved"
-)
+_ARTICLE_STACK = StackConfig(num_layers=1, num_heads=2, feedforward_width=12)
 _ARTICLE = TransformerConfig(
     vocab_size=_GPT2_VOCABULARY,
     d_model=6,
@@ -40,28 +41,12 @@ _ARTICLE = TransformerConfig(
 )
 
 # The lecture gives neither width nor depth, and follows the paper "religiously". Its toy vocabulary has 10 ids.
-_LECTURE_STACK = replace(
-    _UNBIASED,
-    num_layers=6,
-    num_heads=8,
-    feedforward_width=4 * 512,
-    positions="learned",
-    max_positions=100,
-)
+_LECTURE_STACK = replace(_UNBIASED, positions="learned", max_positions=100)
 
 # The paper's projections have no bias; its first implementation uses eps 1e-6.
-_VASWANI_STACK = replace(
-    _UNBIASED,
-    num_layers=6,
-    num_heads=8,
-    feedforward_width=2048,
-    output_bias=False,
-    norm_eps=1e-6,
-    embedding_scale=True,
-)
+_VASWANI_STACK = replace(_UNBIASED, output_bias=False, norm_eps=1e-6, embedding_scale=True)
 _VASWANI_BASE = TransformerConfig(
     vocab_size=_WMT_VOCABULARY,
-    d_model=512,
     encoder=_VASWANI_STACK,
     decoder=_VASWANI_STACK,
     shared_embedding=True,
@@ -141,7 +126,6 @@ ARCHITECTURES: dict[str, TransformerConfig] = {
     # Source 004.
     "lecture-seq2seq": TransformerConfig(
         vocab_size=10,
-        d_model=512,
         encoder=_LECTURE_STACK,
         decoder=_LECTURE_STACK,
         head_bias=True,
@@ -172,8 +156,7 @@ ARCHITECTURES: dict[str, TransformerConfig] = {
 }
 
 
-@dataclass(frozen=True)
-class Experiment:
+class Experiment(NamedTuple):
     """A named experiment: a line for `--help`, and a config that flags can change."""
 
     description: str
@@ -187,11 +170,11 @@ _SMALL_GPT = TransformerConfig(
     tied_head=True,
     residual_init_scale=True,
 )
-_TEXT_DATA = TextData(context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=1024))
+_TEXT_DATA = TextData(tokenizer=TokenizerConfig("bpe", vocab_size=1024))
 _TEXT = ExperimentConfig(
     model=_SMALL_GPT,
     data=_TEXT_DATA,
-    optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=50, weight_decay=0.1),
+    optimizer=OptimizerConfig(learning_rate=3e-3, warmup_steps=50),
     training=TrainingConfig(steps=800, batch_size=8, evaluate_every=200, checkpoint_every=200),
 )
 _DATES_STACK = StackConfig(
@@ -210,9 +193,7 @@ _GREEDY = SampleConfig(count=8, temperature=0.0)
 _SCAN_STACK = replace(_DATES_STACK, num_heads=8, feedforward_width=256)
 _PAIRS_STACK = replace(_DATES_STACK, num_layers=3, feedforward_width=1024)
 
-_MASKED_DATA = MaskedTextData(
-    source="python-docs", context_length=128, tokenizer=TokenizerConfig("bpe", vocab_size=1024)
-)
+_MASKED_DATA = MaskedTextData(source="python-docs", tokenizer=TokenizerConfig("bpe", vocab_size=1024))
 _MASKED_DOCS = ExperimentConfig(
     model=TransformerConfig(
         d_model=128,
@@ -224,7 +205,7 @@ _MASKED_DOCS = ExperimentConfig(
         head_bias=True,
     ),
     data=_MASKED_DATA,
-    optimizer=OptimizerConfig(learning_rate=1e-3, warmup_steps=100, weight_decay=0.01),
+    optimizer=OptimizerConfig(weight_decay=0.01),
     training=TrainingConfig(steps=800, batch_size=16, evaluate_every=200, checkpoint_every=200),
 )
 _NARROW = ComputeConfig(dtype="bfloat16")
@@ -316,7 +297,6 @@ EXPERIMENTS: dict[str, Experiment] = {
                 source="modular-addition", context_length=4, held_out=0.75, tokenizer=TokenizerConfig("words")
             ),
             optimizer=OptimizerConfig(
-                learning_rate=1e-3,
                 schedule="warmup_stable_decay",
                 warmup_steps=10,
                 final_fraction=0.0,
@@ -365,8 +345,8 @@ EXPERIMENTS: dict[str, Experiment] = {
                 compute=ComputeConfig(),
             ),
             data=PairData(tokenizer=TokenizerConfig("bpe", vocab_size=4096)),
-            optimizer=OptimizerConfig(learning_rate=1e-3, schedule="inverse_sqrt", warmup_steps=400, beta2=0.98),
-            training=TrainingConfig(steps=5000, batch_size=32, loss=LossConfig(label_smoothing=0.1)),
+            optimizer=OptimizerConfig(schedule="inverse_sqrt", warmup_steps=400, beta2=0.98),
+            training=TrainingConfig(steps=5000, loss=LossConfig(label_smoothing=0.1)),
             sample=_GREEDY,
         ),
     ),
@@ -472,10 +452,10 @@ EXPERIMENTS: dict[str, Experiment] = {
                     norm_bias=False,
                 ),
             ),
-            data=TextData(context_length=64, held_out=0.1, tokenizer=TokenizerConfig("characters")),
-            optimizer=OptimizerConfig(learning_rate=2e-3, warmup_steps=100, final_fraction=0.1, beta2=0.99),
-            training=TrainingConfig(steps=2000, batch_size=12, evaluate_every=250, evaluate_batches=20, seed=1337),
-            sample=SampleConfig(max_new_tokens=500, temperature=0.8, top_k=200),
+            data=TextData(context_length=64, tokenizer=TokenizerConfig("characters")),
+            optimizer=OptimizerConfig(learning_rate=2e-3),
+            training=TrainingConfig(steps=2000, batch_size=12, seed=1337),
+            sample=SampleConfig(max_new_tokens=500, top_k=200),
         ),
     ),
 }

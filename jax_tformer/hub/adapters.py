@@ -23,13 +23,7 @@ from safetensors.numpy import save_file
 
 from jax_tformer.config import LoraConfig, LoraTarget
 from jax_tformer.config.errors import WHY, InputError, explained, require
-from jax_tformer.files import (
-    Json,
-    new_folder,
-    require_new_folder,
-    user_path,
-    write_json,
-)
+from jax_tformer.files import Json, new_folder, require_new_folder, user_path, write_json
 from jax_tformer.functional import AnyTransformer, Params, transformer
 from jax_tformer.hub.families import Arrays, Layout, Place, family_called
 from jax_tformer.hub.folder import open_file, read_object
@@ -112,7 +106,8 @@ def save_adapters(
     something.
     """
     out = user_path(folder)
-    if net.config.lora is None:
+    lora = net.config.lora
+    if lora is None:
         raise InputError("the model has no adapters to save; expected one with TransformerConfig.lora")
     require_new_folder(out)
     layout = _layout(net, architecture)
@@ -120,9 +115,30 @@ def save_adapters(
     theirs = write_adapters(found, to_reference(split_adapters(params)[0]))
     arrays = {f"{PREFIX}{name}.weight": array for name, array in _by_side(theirs).items()}
     names = {place.theirs.removesuffix(".weight") for place in layout.places}
-    inputs_first = any(found[name].inputs_first for name in theirs)
-    said = _written(net.config.lora, {name: len(a) for name, (a, _) in theirs.items()}, names, base, inputs_first)
-    metadata = {"format": "pt", _KEY: json.dumps(asdict(net.config.lora))}
+    ranks = {name: len(a) for name, (a, _) in theirs.items()}
+    rank = min(ranks.values())
+    wider = {name: size for name, size in ranks.items() if size != rank}
+    patterns = {shortest(name, names - wider.keys()): size for name, size in wider.items()}
+
+    def alpha(size: int) -> float:
+        exact = lora.alpha * (math.sqrt(size / lora.rank) if lora.rank_stabilized else size / lora.rank)
+        return int(exact) if exact == int(exact) else exact
+
+    said = {
+        "peft_type": "LORA",
+        "base_model_name_or_path": base,
+        "inference_mode": True,
+        "r": rank,
+        "lora_alpha": alpha(rank),
+        "lora_dropout": lora.dropout,
+        "fan_in_fan_out": any(found[name].inputs_first for name in theirs),
+        "use_rslora": lora.rank_stabilized,
+        "target_modules": sorted({shortest(name, names - ranks.keys()) for name in ranks}),
+        "rank_pattern": patterns,
+        "alpha_pattern": {name: alpha(size) for name, size in patterns.items()},
+        "bias": "none",
+    }
+    metadata = {"format": "pt", _KEY: json.dumps(asdict(lora))}
     with explained(f"cannot write {out}: {WHY}", (OSError, safetensors.SafetensorError)), new_folder(out) as whole:
         save_file(arrays, whole / WEIGHTS, metadata=metadata)
         write_json(whole / CONFIG, said)
@@ -169,38 +185,6 @@ def _layout(net: AnyTransformer, architecture: str | None) -> Layout:
     """Returns the layout of the model that adapters are for."""
     config = without_adapters(net.config)
     return Layout(family_called(architecture or (net.origin and net.origin.architecture)).rows(config), config)
-
-
-def _written(
-    lora: LoraConfig, ranks: Mapping[str, int], names: Collection[str], base: str | None, inputs_first: bool
-) -> Json:
-    """Returns the fields of adapter_config.json for modules of these ranks; `names` are those of all modules.
-
-    `inputs_first`: whether their weights are transposed, as in GPT-2.
-    """
-    rank = min(ranks.values())
-    others = set(names) - ranks.keys()
-    wider = {name: size for name, size in ranks.items() if size != rank}
-    patterns = {shortest(name, set(names) - wider.keys()): size for name, size in wider.items()}
-
-    def alpha(size: int) -> float:
-        exact = lora.alpha * (math.sqrt(size / lora.rank) if lora.rank_stabilized else size / lora.rank)
-        return int(exact) if exact == int(exact) else exact
-
-    return {
-        "peft_type": "LORA",
-        "base_model_name_or_path": base,
-        "inference_mode": True,
-        "r": rank,
-        "lora_alpha": alpha(rank),
-        "lora_dropout": lora.dropout,
-        "fan_in_fan_out": inputs_first,
-        "use_rslora": lora.rank_stabilized,
-        "target_modules": sorted({shortest(name, others) for name in ranks}),
-        "rank_pattern": patterns,
-        "alpha_pattern": {name: alpha(size) for name, size in patterns.items()},
-        "bias": "none",
-    }
 
 
 def _read_config(path: Path) -> Json:

@@ -20,7 +20,6 @@ from jax_tformer.files import Json, not_regular, read_json, shortened, write_jso
 
 if TYPE_CHECKING:
     from jax_tformer.data.tokenizers import Tokenizer
-    from jax_tformer.hub.names import View
 
 WEIGHTS = "model.safetensors"
 INDEX = "model.safetensors.index.json"
@@ -33,7 +32,7 @@ TYPES: dict[str, np.dtype] = {
 """The types of weights that we read, as safetensors calls them."""
 STORED = {dtype.name: type_ for type_, dtype in TYPES.items()}
 """NumPy's name of a type -> what safetensors calls it."""
-_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".npz")
+_PICKLES = (".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle", ".h5", ".npz", ".bin.index.json")
 _MOST_INDEX = 100_000_000
 CONFIG = "config.json"
 GENERATION = "generation_config.json"
@@ -154,9 +153,7 @@ class Origin:
     @property
     def generation(self) -> Json | None:
         """generation_config.json; None: there was none."""
-        if GENERATION not in self.files:
-            return None
-        return json.loads(self.files[GENERATION])
+        return json.loads(self.files[GENERATION]) if GENERATION in self.files else None
 
 
 def read_origin(folder: Path) -> Origin:
@@ -331,11 +328,6 @@ class Stored:
         return array
 
 
-def type_of(array: "View") -> str:
-    """Returns what safetensors calls the type of an array."""
-    return array.type if isinstance(array, Stored) else STORED[array.dtype.name]
-
-
 def open_tensors(folder: Path) -> dict[str, Stored]:
     """Opens the safetensors of a folder: the arrays of model.safetensors, or of the shards that its index names.
 
@@ -444,8 +436,7 @@ def what_instead(folder: Path) -> str:
         )
     if "flax_model.msgpack" in names:
         return f"{folder} holds a flax_model.msgpack; write it as safetensors first: jax-tformer from-flax {folder} OUT"
-    pickles = [name for name in names if name.endswith((*_PICKLES, ".bin.index.json"))]
-    if pickles:
+    if pickles := [name for name in names if name.endswith(_PICKLES)]:
         return (
             f"{folder} holds {pickles[0]} and no {WEIGHTS}; expected safetensors, since reading other files can run "
             f"code; {_CONVERT}"

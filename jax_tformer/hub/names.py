@@ -221,8 +221,7 @@ def parameter_views(given: Views, shapes: Params, *, types: Mapping[str, np.dtyp
     Raises WeightsError as `from_reference` does; without `types`, any type fits.
     """
     expected = slots(shapes)
-    wanted = {name: reference_shape(slot) for name, slot in expected.items()}
-    require_fit("model", given, wanted, types=types)
+    require_fit("model", given, {name: reference_shape(slot) for name, slot in expected.items()}, types=types)
     found: dict[str, View] = {}
     layers: dict[str, list[View]] = {}
     for name, slot in expected.items():

@@ -41,9 +41,9 @@ from jax_tformer.hub.folder import (
     TOKENIZER_FILES,
     TYPES,
     Origin,
+    Stored,
     open_tensors,
     read_origin,
-    type_of,
 )
 from jax_tformer.hub.names import (
     View,
@@ -117,7 +117,8 @@ def assembled(
     stored = open_arrays(folder)
     config = config_from_huggingface(origin.config, stored)
     layout = Layout(family_of(origin.config).rows(config), config)
-    used = {name: type_of(stored[name]) for name, known in layout.known(stored).items() if known is not None}
+    named = {name: stored[name] for name, known in layout.known(stored).items() if known is not None}
+    used = {name: x.type if isinstance(x, Stored) else STORED[x.dtype.name] for name, x in named.items()}
     if unread := {name for name, type_ in used.items() if type_ not in TYPES}:
         found = ", ".join(sorted({used[name] for name in unread}))
         raise InputError(
@@ -156,10 +157,7 @@ def _placed(views: Views, shapes: Params, mesh: Mesh | None) -> Params:
     for path in sorted(views, key=lambda path: -declared[path].size):
         view = views[path]
         dtype = np.dtype(declared[path].dtype)
-        if mesh is None:
-            placed[path] = jax.device_put(read(view, dtype))
-        else:
-            placed[path] = _spread(view, dtype, shardings[path])
+        placed[path] = jax.device_put(read(view, dtype)) if mesh is None else _spread(view, dtype, shardings[path])
     return unflatten(placed)
 
 
@@ -236,8 +234,7 @@ def save_pretrained(
     told = f"cannot write {out}: {WHY}; expected a place with room for it"
     with explained(told, (OSError, SafetensorError)), new_folder(out) as whole:
         write_tensors(whole, tensors, types, most)
-        changed = _write_tokenizer(whole, net, tokenizer)
-        write_json(whole / CONFIG, config | changed)
+        write_json(whole / CONFIG, config | _write_tokenizer(whole, net, tokenizer))
 
 
 def described(net: AnyTransformer, architecture: str | None = None) -> tuple[str, Fields]:

@@ -259,9 +259,8 @@ def read_settings(family: Family, config: Settings) -> TransformerConfig:
             flat |= dict.fromkeys(setting.paths, None)
         elif setting.default is not None:
             flat |= dict.fromkeys(setting.paths, setting.default(flat))
-    nested = unflatten(flat)
     try:
-        return canonical(from_dict(TransformerConfig, nested, where="the Hugging Face config"))
+        return canonical(from_dict(TransformerConfig, unflatten(flat), where="the Hugging Face config"))
     except InputError as error:
         raise InputError(_in_their_words(family, str(error), flat)) from error
 
@@ -309,16 +308,15 @@ def write_settings(family: Family, config: TransformerConfig) -> Fields:
     written = dict(family.nest(table))
     # Stand-ins for the arrays that will be written: alike where they hold the same array of ours.
     rows = family.rows(config)
-    held = {row.theirs: row.ours for row in rows if row.ours is not None}
-    arrays = {name: np.array(ours) for name, ours in held.items()}
+    arrays = {row.theirs: np.array(row.ours) for row in rows if row.ours is not None}
     config = canonical(config)
     read = replace(family.adapted(read_settings(family, written), arrays), compute=config.compute)
     if read != config:
-        lost = "; ".join(differences(asdict(read), asdict(config)))
+        lost = "; ".join(differences(read, config))
         raise CannotExpress(
             f"a model of type {family.model_type!r} cannot express this (possible -> asked): {lost}",
             family.model_type,
-            changed_fields(asdict(read), asdict(config)),
+            changed_fields(read, config),
         )
     Layout(rows, config)
     return written
@@ -540,8 +538,7 @@ def family_called(architecture: str | None) -> Family:
 
 
 # The files import what stands above.
-_FILES = (import_module(f"{__name__}.{module.name}") for module in iter_modules(__path__))
-FAMILIES: dict[str, Family] = {
-    name: family for file in _FILES for name, family in getattr(file, "FAMILIES", {}).items()
-}
+FAMILIES: dict[str, Family] = {}
+for _file in iter_modules(__path__):
+    FAMILIES |= getattr(import_module(f"{__name__}.{_file.name}"), "FAMILIES", {})
 """Class in `transformers`, which config.json names under `architectures` -> its tables."""

@@ -127,7 +127,7 @@ def rows(config: TransformerConfig) -> Rows:
     )
 
 
-_FAMILY = Family(model_type="bart", template=LARGE, settings=SETTINGS, rows=rows, synonyms=SYNONYMS, fixed=FIXED)
+_FAMILY = Family("bart", LARGE, SETTINGS, rows, FIXED, synonyms=SYNONYMS)
 FAMILIES = {
     "BartForConditionalGeneration": _FAMILY,
     "BartModel": replace(

@@ -97,8 +97,7 @@ def _flatten3(config: Settings) -> Fields:
     local.setdefault("rope_theta", config.get(_LOCAL))
     if (kind := local.get("rope_type", "default")) != "default":
         raise InputError(f"rope_parameters.{WINDOWED}.rope_type is {kind!r}; only 'default' is supported")
-    every = config.get("sliding_window_pattern")
-    every = every if isinstance(every, int) else 6
+    every = given if isinstance(given := config.get("sliding_window_pattern"), int) else 6
     flat = {**config, **rope.flat_rope(whole), _LOCAL: local["rope_theta"]}
     flat = layer_types.flatten(flat, _window(config), _STACK.num_layers, lambda layer: (layer + 1) % every != 0)
     if flat["window"] is None:
@@ -130,13 +129,13 @@ def _nest3(written: Settings) -> Fields:
 
 _FIXED = {"use_bidirectional_attention": False}
 _FAMILY2 = Family(
-    model_type="gemma2",
-    template=_GEMMA2,
-    settings=(*_SETTINGS, Setting("attn_logit_softcapping", "decoder.score_cap", nullable=True)),
-    rows=partial(llama.rows, norms=_NORMS),
-    fixed=_FIXED,
-    flatten=_flatten2,
-    nest=_nest2,
+    "gemma2",
+    _GEMMA2,
+    (*_SETTINGS, Setting("attn_logit_softcapping", "decoder.score_cap", nullable=True)),
+    partial(llama.rows, norms=_NORMS),
+    _FIXED,
+    _flatten2,
+    _nest2,
 )
 FAMILIES = {
     "GemmaForCausalLM": replace(

@@ -59,17 +59,17 @@ def rows(config: TransformerConfig) -> Rows:
 
 FAMILIES = {
     "GPT2LMHeadModel": Family(
-        model_type="gpt2",
-        template=ARCHITECTURES["gpt2"],
-        settings=SETTINGS,
+        "gpt2",
+        ARCHITECTURES["gpt2"],
+        SETTINGS,
+        rows,
+        fixed={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
         synonyms={
             "hidden_size": "n_embd",
             "num_hidden_layers": "n_layer",
             "num_attention_heads": "n_head",
             "max_position_embeddings": "n_positions",
         },
-        fixed={"scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
-        rows=rows,
     )
 }
 """`reorder_and_upcast_attn` asks for a softmax in float32, the least precision of ours, so it changes nothing."""

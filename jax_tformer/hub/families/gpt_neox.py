@@ -87,9 +87,8 @@ def _flatten(config: Settings) -> Fields:
 
 def _nest(written: Settings) -> Fields:
     nested = rope.nest(written)
-    width = _head_width(written)
     turned = nested.pop("rotary_width")
-    part = 1.0 if turned is None else turned / width
+    part = 1.0 if turned is None else turned / _head_width(written)
     return {**nested, "rope_parameters": {**rope.nested_rope(written), "partial_rotary_factor": part}}
 
 
@@ -123,7 +122,5 @@ def _rows(config: TransformerConfig) -> Rows:
 
 
 FAMILIES = {
-    "GPTNeoXForCausalLM": Family(
-        model_type="gpt_neox", template=TEMPLATE, settings=SETTINGS, rows=_rows, flatten=_flatten, nest=_nest
-    )
+    "GPTNeoXForCausalLM": Family("gpt_neox", TEMPLATE, SETTINGS, _rows, flatten=_flatten, nest=_nest),
 }

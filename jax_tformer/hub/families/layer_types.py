@@ -51,11 +51,8 @@ def shortest(flags: Sequence[bool]) -> tuple[bool, ...] | None:
 
 def flags_of(written: Settings) -> list[bool]:
     """Returns which layers have the window, by what `flatten` has made."""
-    window = written["window"]
-    pattern = written["window_layers"]
-    layers = written["num_hidden_layers"]
-    pattern = pattern if isinstance(pattern, tuple | list) else (window is not None,)
-    return [bool(pattern[layer % len(pattern)]) for layer in range(layers)]
+    pattern = written["window_layers"] or (written["window"] is not None,)
+    return [pattern[layer % len(pattern)] for layer in range(written["num_hidden_layers"])]
 
 
 def nest(written: Settings) -> Fields:

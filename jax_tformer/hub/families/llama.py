@@ -69,13 +69,7 @@ def rows(config: TransformerConfig, norms: Mapping[str, str] = NORMS, mlp: Mappi
     )
 
 
-FAMILY = Family(
-    model_type="llama",
-    template=TEMPLATE,
-    settings=(*SETTINGS, ACTIVATION, HEAD_WIDTH, ATTENTION_BIAS, MLP_BIAS),
-    rows=rows,
-    flatten=rope.flatten,
-    nest=rope.nest,
-)
+_SETTINGS = (*SETTINGS, ACTIVATION, HEAD_WIDTH, ATTENTION_BIAS, MLP_BIAS)
+FAMILY = Family("llama", TEMPLATE, _SETTINGS, rows, flatten=rope.flatten, nest=rope.nest)
 FAMILIES = {"LlamaForCausalLM": FAMILY}
 """`pretraining_tp` split products into parts of one sum in older versions, which changes no function."""

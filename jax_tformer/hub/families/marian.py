@@ -77,15 +77,5 @@ def rows(config: TransformerConfig) -> Rows:
 
 
 FAMILIES = {
-    "MarianMTModel": Family(
-        model_type="marian",
-        template=LARGE,
-        settings=SETTINGS,
-        synonyms=bart.SYNONYMS,
-        fixed=FIXED,
-        rows=rows,
-        flatten=flatten,
-        nest=nest,
-        adapted=checked,
-    )
+    "MarianMTModel": Family("marian", LARGE, SETTINGS, rows, FIXED, flatten, nest, checked, bart.SYNONYMS),
 }

@@ -62,9 +62,8 @@ def _flatten(config: Settings) -> Fields:
         projected in (None, width),
         f"word_embed_proj_dim is {projected!r} in the Hugging Face config; only hidden_size, {width!r}, is supported",
     )
-    before = config.get("do_layer_norm_before")
-    removed = config.get("_remove_final_layer_norm")
-    return {**config, "final_norm": before is not False and removed is not True}
+    kept = config.get("do_layer_norm_before") is not False and config.get("_remove_final_layer_norm") is not True
+    return {**config, "final_norm": kept}
 
 
 def _nest(written: Settings) -> Fields:
@@ -89,11 +88,11 @@ def _rows(config: TransformerConfig) -> Rows:
 
 FAMILIES = {
     "OPTForCausalLM": Family(
-        model_type="opt",
-        template=TEMPLATE,
-        settings=SETTINGS,
+        "opt",
+        TEMPLATE,
+        SETTINGS,
+        _rows,
         fixed={"layer_norm_elementwise_affine": True, "layerdrop": 0.0},
-        rows=_rows,
         flatten=_flatten,
         nest=_nest,
     )

@@ -25,9 +25,8 @@ def _nest(written: Settings) -> Fields:
     window = written["window"]
     flags = layer_types.flags_of(written)
     fields = {"use_sliding_window": window is not None, "sliding_window": window}
-    first = flags.index(True) if window is not None else len(flags)
-    if window is not None and all(flags[first:]):
-        fields["max_window_layers"] = first
+    if window is not None and all(flags[flags.index(True) :]):
+        fields["max_window_layers"] = flags.index(True)
     return {**layer_types.nest(rope.nest(written)), **fields}
 
 

@@ -138,19 +138,19 @@ def rows(config: TransformerConfig) -> Rows:
 
 FAMILIES = {
     "T5ForConditionalGeneration": Family(
-        model_type="t5",
-        template=SMALL,
-        settings=SETTINGS,
+        "t5",
+        SMALL,
+        SETTINGS,
+        rows,
+        FIXED,
+        flatten,
+        nest,
+        adapted,
         synonyms={
             "hidden_size": "d_model",
             "head_dim": "d_kv",
             "num_hidden_layers": "num_layers",
             "num_attention_heads": "num_heads",
         },
-        fixed=FIXED,
-        rows=rows,
-        flatten=flatten,
-        nest=nest,
-        adapted=adapted,
     )
 }

@@ -98,9 +98,8 @@ def date_formats() -> tuple[DateFormat, ...]:
 @cache
 def _words_of(code: str, field: str, unit: Unit) -> tuple[str, ...]:
     """Writes `field` for each value of its unit."""
-    # All days of one year and one day of all years cover every value of every unit.
-    some = [*_ALL_DAYS[:365], *(date(year, 1, 1) for year in range(FIRST_DAY.year, LAST_DAY.year + 1))]
-    examples = {unit(day): day for day in some}
+    # All days of one year and one day of all years cover every value of every unit; no year is shorter than 365 days.
+    examples = {unit(day): day for day in _ALL_DAYS[:365] + _ALL_DAYS[::365]}
     locale = Locale.parse(code)
     return tuple(str(DateTimeFormat(examples[value], locale)[field]) for value in sorted(examples))
 
@@ -144,7 +143,7 @@ _TIMES = {"": 1, " twice": 2, " thrice": 3}
 def scan_commands() -> dict[str, tuple[str, ...]]:
     """Returns all commands with their actions."""
     verbs: dict[str, tuple[str, ...]] = {verb: (f"I_{verb.upper()}",) for verb in _VERBS}
-    phrases = dict(verbs)
+    phrases = {**verbs}
     for (verb, does), side in product([*verbs.items(), ("turn", ())], ("left", "right")):
         turn = (f"I_TURN_{side.upper()}",)
         phrases[f"{verb} {side}"] = turn + does
@@ -152,11 +151,10 @@ def scan_commands() -> dict[str, tuple[str, ...]]:
         phrases[f"{verb} around {side}"] = 4 * (turn + does)
     repeated = product(phrases.items(), _TIMES.items())
     sentences = {phrase + word: times * does for (phrase, does), (word, times) in repeated}
-    made = dict(sentences)
-    for (first, does), (second, does_too) in product(sentences.items(), repeat=2):
-        made[f"{first} and {second}"] = does + does_too
-        made[f"{first} after {second}"] = does_too + does
-    return made
+    for (first, does), (second, does_too) in product([*sentences.items()], repeat=2):
+        sentences[f"{first} and {second}"] = does + does_too
+        sentences[f"{first} after {second}"] = does_too + does
+    return sentences
 
 
 def scan_pairs(split: str) -> Iterator[tuple[str, str]]:

@@ -65,8 +65,7 @@ def as_read(batch: Batch, *_: object) -> Batch:
     return batch
 
 
-@dataclass(frozen=True)
-class Source:
+class Source(NamedTuple):
     """What batches are made of, and what is known about it."""
 
     shapes: Sequence[Shape]
@@ -90,8 +89,8 @@ def permute(number: int, count: int, seed: int) -> tuple[int, int]:
     import grain
 
     epoch, place = divmod(number, count)
-    shuffle = grain.experimental.index_shuffle
-    return epoch, shuffle(place, max_index=count - 1, seed=(seed + epoch) % 2**32, rounds=4)
+    seed = (seed + epoch) % 2**32
+    return epoch, grain.experimental.index_shuffle(place, max_index=count - 1, seed=seed, rounds=4)
 
 
 def choose(number: int, shares: Sequence[int], seed: int) -> tuple[int, int]:

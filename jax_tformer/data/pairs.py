@@ -98,10 +98,10 @@ def pair_source(data: PairData, training: TrainingConfig, tokenizer: Tokenizer) 
     )
 
     def items(chosen: np.ndarray, longest: np.ndarray) -> Items:
-        def read(numbers: np.ndarray) -> Batch:
-            return batcher.batch([(ids[2 * pair], ids[2 * pair + 1]) for pair in chosen[numbers]], longest)
-
-        return Items(len(chosen), read)
+        return Items(
+            len(chosen),
+            lambda numbers: batcher.batch([(ids[2 * pair], ids[2 * pair + 1]) for pair in chosen[numbers]], longest),
+        )
 
     def shape(rows: int, longest: np.ndarray, inside: np.ndarray) -> Shape:
         part = Part(items(fitting[inside & ~held_out], longest), items(fitting[inside & held_out], longest))

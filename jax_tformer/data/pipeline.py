@@ -3,7 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from itertools import chain
 from typing import TYPE_CHECKING
 
@@ -101,8 +101,7 @@ def build_pipeline(
         # Rows of one shape, of each source its share; what is said about each has its path.
         both = [*zip(made, parts, strict=True)]
         mixture = [one.shapes[0].parts[0]._replace(share=share, path=of.path) for one, (of, share) in both]
-        source = replace(
-            source,
+        source = source._replace(
             shapes=[source.shapes[0]._replace(parts=mixture)],
             content=chain([json.dumps([part.share for part in mixture])], *(one.content for one in made)),
             bytes_per_token=None,
@@ -113,7 +112,7 @@ def build_pipeline(
     shares = sum(part.share for part in mixed)
     seen = None
     if data.source == "modular-addition":
-        trained = replace(source, shapes=[shape._replace(parts=[Part(mixed[0].train, mixed[0].train)])])
+        trained = source._replace(shapes=[shape._replace(parts=[Part(mixed[0].train, mixed[0].train)])])
         seen = evaluation_batches(trained, training, rows)
     return Pipeline(
         train=training_batches(source, training, rows),

@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from jax_tformer.config.errors import WHY, InputError, explained, reason_of, require
+from jax_tformer.config.errors import WHY, InputError, explained, require
 from jax_tformer.config.experiment import PairData, TextData
 from jax_tformer.data import generated
 from jax_tformer.data.order import held_out_items
@@ -114,8 +114,9 @@ class Blocks(Iterable[bytes]):
     def __iter__(self) -> Iterator[bytes]:
         path = self.path
         at = 0
+        damaged = f"{path} is damaged or cannot be read ({WHY}); restore it; then go on"
         try:
-            with _opened(path) as file:
+            with explained(damaged, (EOFError, OSError, zlib.error)), _opened(path) as file:
                 # No character and no line end is divided.
                 while block := file.read(_BLOCK) + file.readline():
                     nul = block.find(b"\0")
@@ -126,10 +127,6 @@ class Blocks(Iterable[bytes]):
         except UnicodeDecodeError as error:
             byte = f"byte 0x{block[error.start]:02x} at byte {at + error.start:,}"
             raise InputError(f"{path} is not UTF-8: {byte}; convert it to UTF-8") from error
-        except (EOFError, OSError, zlib.error) as error:
-            raise InputError(
-                f"{path} is damaged or cannot be read ({reason_of(error)}); restore it; then go on"
-            ) from error
 
 
 def _opened(path: Path) -> Any:
@@ -147,8 +144,7 @@ def _pyarrow(path: Path) -> Any:
 
 def kind_of(path: Path) -> str:
     """Returns the suffix of a file, ".txt" for example, compressed or not."""
-    name = path.name.lower()
-    return Path(name.removesuffix(".gz").removesuffix(".zst")).suffix
+    return Path(path.name.lower().removesuffix(".gz").removesuffix(".zst")).suffix
 
 
 def read_lines(path: Path) -> Iterator[str]:
@@ -194,10 +190,9 @@ def documents(path: Path, field: str = "text") -> Iterator[Document]:
     if kind_of(path) == ".parquet":
         for row, text in enumerate(_read_parquet(path, field), 1):
             yield f"{path}, row {row:,}", [(text or "").encode()]
-    elif kind_of(path) == ".jsonl" and is_empty(Blocks(path)):
-        return
     elif kind_of(path) == ".jsonl":
-        for line, record in enumerate(read_json_lines(path, (field,)), 1):
+        records = () if is_empty(Blocks(path)) else read_json_lines(path, (field,))
+        for line, record in enumerate(records, 1):
             yield f"{path}, line {line:,}", [record[field].encode()]
     else:
         yield str(path), Blocks(path)

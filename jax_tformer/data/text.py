@@ -81,8 +81,7 @@ def text_source(data: TextData, training: TrainingConfig, tokenizer: Tokenizer) 
         parts.append(items)
     known = None if masked else corpus.held_out_bytes
     shape = Shape(training.batch_size, [Part(parts[0], parts[1])])
-    bytes_per_token = known / labels if known else None
-    return Source([shape], corpus.content, finish, bytes_per_token, notes=notes)
+    return Source([shape], corpus.content, finish, known / labels if known else None, notes=notes)
 
 
 def windows(ids: Ids, length: int, stride: int, labels: bool) -> Items:
@@ -113,8 +112,8 @@ def hiding(data: MaskedTextData, tokenizer: Tokenizer, around: Framing) -> Finis
         fate = generator.random((of, length))[rows]
         random_ids = generator.choice(ordinary_ids, (of, length))[rows]
         chosen = order.argsort(axis=1) < max(1, round(data.masked * length))
-        tokens = np.where(chosen & (fate < 0.8), np.int32(mask_id), original)
-        tokens = np.where(chosen & (fate >= 0.8) & (fate < 0.9), random_ids, tokens)
+        # The first condition that holds counts.
+        tokens = np.select([~chosen, fate < 0.8, fate < 0.9], [original, np.int32(mask_id), random_ids], original)
         labels = np.where(chosen, original, np.int32(IGNORED))
         before, after = (np.tile(np.array(ids, np.int32), (len(rows), 1)) for ids in (around.before, around.after))
         return {

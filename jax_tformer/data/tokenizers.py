@@ -54,7 +54,7 @@ _PROBES = ("a", "1", ".", "的")
 """Of these characters nearly every tokenizer has one."""
 _BERT = ("cls_token", "[CLS]"), ("sep_token", "[SEP]")
 _ROBERTA = ("cls_token", "<s>"), ("sep_token", "</s>")
-_OWN: Mapping[str, tuple[tuple[str, str] | None, tuple[str, str] | None]] = {
+_OWN: Mapping[str, tuple[tuple[str, str] | None, ...]] = {
     "BertTokenizer": _BERT,
     "DistilBertTokenizer": _BERT,
     "RobertaTokenizer": _ROBERTA,

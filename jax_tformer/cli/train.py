@@ -10,9 +10,9 @@ Where each of them leads, for `train.py dates`:
     3. the data        build_pipeline (data/pipeline.py), of the pairs in data/generated.py
     4. the model       transformer (functional.py); train_step (training/step.py) by optimizer (training/optimizer.py),
                        compiled by prepare (training/prepare.py)
-    5. the run         RunFolder (runs/folder.py) and, where it goes on, Resumption (runs/session.py)
+    5. the run         RunFolder (runs/folder.py) and, where it goes on, Session.restore
     6. the loop        Session.take_steps; Reporter (runs/metrics.py) logs, Evaluator (runs/evaluation.py) judges,
-                       Resumption saves
+                       Session.save saves
     7. the results     sample_text and finish (runs/evaluation.py)
 """
 
@@ -97,7 +97,7 @@ def main(arguments: Sequence[str]) -> int:
 
 def train(plan: "TrainPlan", started: float) -> int:
     """Trains the experiment of `plan` in its folder; `started` is when the program was, by perf_counter."""
-    import jax
+    import optax
 
     from jax_tformer.functional import transformer
     from jax_tformer.lora import merge_lora
@@ -115,9 +115,8 @@ def train(plan: "TrainPlan", started: float) -> int:
         complete = f"the run in {run.path} is complete; {other}"
         say(ask_first(lambda: export_pretrained(run, export)) if export else complete)
         return 0
-    nans = plan.options.debug.nans
-    end = session.take_steps(*begun, plan.notes, track=plan.options.track, nans=nans)
-    state, step, signal, speed = end
+    options = plan.options
+    state, step, signal, speed = session.take_steps(*begun, plan.notes, track=options.track, nans=options.debug.nans)
     run.unlock()
     if step < plan.experiment.training.steps:
         say(f"stopped at step {step}; the same command continues the run, as train.py --run {run.path} does")
@@ -127,8 +126,8 @@ def train(plan: "TrainPlan", started: float) -> int:
     net, params = merge_lora(transformer(session.net.config.for_other_shapes()), state.params)
     samples = sample_text(net, params, session.experiment, session.tokenizer, lambda: session.pipeline)
     if is_first():
-        parameters = sum(leaf.size for leaf in jax.tree.leaves(state.params))
-        figures = {**speed, "wall_seconds": session.resumption.seconds, "parameters": parameters}
+        parameters = optax.tree.size(state.params)
+        figures = {**speed, "wall_seconds": session.seconds, "parameters": parameters}
         say(finish(run, step, figures, samples))
     if export is not None:
         say(ask_first(lambda: export_pretrained(run, export)))

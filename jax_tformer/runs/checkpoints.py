@@ -1,9 +1,9 @@
 """Checkpoints: trees of arrays under the numbers of steps, saved in the background and verified on restore.
 
-The life of one: the loop of `jax_tformer.runs.session` calls `Resumption.save` there, which says what is in it, and
+The life of one: the loop of `jax_tformer.runs.session` calls `Session.save` there, which says what is in it, and
 `begin` writes it. It counts once `Reporter` (`jax_tformer.runs.metrics`) knows the next step to be finite: then `keep`
 gives it its checksums and its number, and deletes those that are neither new nor best. `restore` verifies it: for a
-training that goes on in `Resumption.restore`, for all else in `load_trained` (`jax_tformer.runs.folder`).
+training that goes on in `Session.restore`, for all else in `load_trained` (`jax_tformer.runs.folder`).
 
 Orbax writes and reads the arrays. It does not notice bytes that changed, lists steps that are half deleted, and deletes
 old steps before anyone has looked at the new one; so this file lists, checks and deletes. In the folder:

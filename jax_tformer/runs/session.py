@@ -5,7 +5,7 @@ A run keeps the folder's settings and tokenizer in RUN/origin, and does not need
 checkpoint.
 
 A checkpoint counts once the next step was finite. A state of finite numbers may still be broken, so that every run from
-it fails at its next step. So `Resumption.save` only begins a checkpoint. `Reporter` (`jax_tformer.runs.metrics`) calls
+it fails at its next step. So `Session.save` only begins a checkpoint. `Reporter` (`jax_tformer.runs.metrics`) calls
 `Checkpoints.keep` with each step whose numbers are finite, and what is not kept by the end of a session is removed. How
 arrays are written, verified and deleted stands in `jax_tformer.runs.checkpoints`.
 """
@@ -14,14 +14,13 @@ import json
 import math
 import shutil
 import time
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import Future
-from dataclasses import asdict, dataclass, field, replace
+from collections.abc import Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
 from typing import Any
 
-import grain
 import jax
 import optax
 
@@ -44,13 +43,7 @@ from jax_tformer.runs.metrics import MetricsLog, ProgressLine, Reporter, Row
 from jax_tformer.startup import keep_freed_memory, set_up_jax
 from jax_tformer.terminal import Interruption, __version__, say
 from jax_tformer.training.optimizer import optimizer
-from jax_tformer.training.prepare import (
-    compile_beside,
-    describe_compute,
-    fit_to_devices,
-    prepare,
-    require_room_for_batches,
-)
+from jax_tformer.training.prepare import describe_compute, fit_to_devices, prepare, require_room_for_batches
 from jax_tformer.training.processes import Signals, ask_first, first_then_others, require_same, together, wait_for_all
 from jax_tformer.training.sharding import (
     abstract_batch,
@@ -129,8 +122,17 @@ class Session:
         self.tokenizer, self.pipeline = first_then_others(build_data)
         model = experiment.model.with_vocab_size(self.tokenizer.vocab_size)
         self.experiment = replace(experiment, model=model)
-        fingerprint = self.pipeline.fingerprint
-        require_same_run(self.experiment, self.tokenizer, fingerprint, continues=self.continues)
+        # All processes train this experiment on this data with this code.
+        require_same(
+            {
+                "jax_tformer": __version__,
+                "jax": jax.__version__,
+                "config": asdict(self.experiment),
+                "the tokenizer": combined_hash([self.tokenizer.as_json])[:8],
+                "the data": self.pipeline.fingerprint[:8],
+                "a run to continue in the folder of --run": self.continues,
+            }
+        )
         self.changes, self.notes = permitted_changes(before, self.experiment)
         self.batches = self.pipeline.train_iterator()
         self.largest = abstract_batch(mesh, self.pipeline.evaluation[0])
@@ -143,7 +145,12 @@ class Session:
             self.given = None
             if before is None and experiment.init is not None:
                 _, self.given, _ = load_pretrained(experiment.init, dtype=model.compute.parameter_dtype, mesh=mesh)
-        self.resumption = Resumption(run, self.checkpoints, fingerprint, self.experiment, started)
+        self.earlier = 0.0
+        """The seconds that earlier sessions took."""
+        self.remembered: Sequence[float] = (0,) * 6
+        """What the reporter of an earlier session remembered."""
+        self.best = math.inf
+        """The lowest held-out loss that was saved."""
 
     def begin(self, *, name: str | None, resume: bool) -> tuple[TrainState, Future[jax.stages.Compiled]] | None:
         """Returns the state of the newest checkpoint, or of step 0, and the step, which compiles meanwhile.
@@ -154,7 +161,7 @@ class Session:
         run = self.run
         prepared = self.prepared
         steps = self.experiment.training.steps
-        state = self.resumption.restore(prepared.abstract, self.batches) if self.continues else None
+        state = self.restore() if self.continues else None
         if self.before is not None and state is None:
             self.notes.append("the run was stopped before its first checkpoint, so it starts again at step 0")
         if moved := ask_first(lambda: run.take(resume, self.before)):
@@ -162,7 +169,10 @@ class Session:
         if state is not None and int(state.step) == steps == ask_first(lambda: value_in(run.summary, "steps")):
             run.unlock()
             return None
-        compiling = compile_beside(prepared.step)
+        # In a thread: XLA compiles without Python's lock.
+        pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
+        compiling = pool.submit(prepared.step.compile)
+        pool.shutdown(wait=False)
         if state is None:
             ask_first(lambda: run.create(self.experiment, self.tokenizer))
             with together():
@@ -190,7 +200,6 @@ class Session:
         """
         mesh = self.mesh
         net = self.net
-        resumption = self.resumption
         pipeline = self.pipeline
         training = self.experiment.training
         number = start = int(state.step)
@@ -202,19 +211,36 @@ class Session:
         log = MetricsLog(self.run, start, track, self.experiment)
         signals = Signals(mesh)
         with Interruption() as stop, ProgressLine(start, training.steps, stop.unheard) as line, self.checkpoints:
-            said = *notes, *self.notes, *pipeline.notes, *resumption.notes, *log.notes
+            said = *notes, *self.notes, *pipeline.notes, *log.notes
             for told in (*self.introduction(state), *said):
                 line.say(told)
             with line.during("compiling"):
                 compiled = compiling.result()
             keep_freed_memory(compiled)
-            sound = self.checkpoints.keep
-            past = resumption.remembered
-            reporter = Reporter(self.experiment, log, line, self.started, diagnosis, sound, pipeline.epochs, mesh, past)
+            reporter = Reporter(
+                self.experiment,
+                log,
+                line,
+                self.started,
+                diagnosis,
+                self.checkpoints.keep,
+                pipeline.epochs,
+                mesh,
+                self.remembered,
+            )
             abstract = self.prepared.abstract
             for told in describe_shards(mesh, abstract, abstract.params, compiled.as_text() or ""):
                 line.say(told)
-            step = self.of_each_shape(compiled, reporter.pause)
+            by_shape = {shape_of(self.largest): compiled}
+
+            def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
+                """Takes a step, which is compiled for another shape of batches where that first comes, in a pause."""
+                placed = place_batch(mesh, batch)
+                if (shape := shape_of(placed)) not in by_shape:
+                    by_shape[shape] = self.prepared.compile(placed)
+                    reporter.pause()
+                return by_shape[shape](state, placed)
+
             wait_for_all()
             for number in range(start + 1, training.steps + 1):
                 batch = next(self.batches)
@@ -231,10 +257,11 @@ class Session:
                         figures = evaluate.of_state(state)
                     reporter.evaluation(number, figures, pipeline.evaluation[0])
                     held_out_loss = figures["val_loss"]
-                if last or number % training.checkpoint_every == 0 or resumption.improves(held_out_loss):
+                improves = held_out_loss is not None and held_out_loss < self.best
+                if last or number % training.checkpoint_every == 0 or improves:
                     reporter.flush()
                     log.sync()
-                    resumption.save(state, self.batches, held_out_loss, reporter.memory)
+                    self.save(state, held_out_loss, reporter.memory)
                 if last:
                     break
             if number < training.steps:
@@ -246,21 +273,6 @@ class Session:
             self.checkpoints.keep()
         log.close()
         return state, number, signal, reporter.speed
-
-    def of_each_shape(
-        self, compiled: jax.stages.Compiled, pause: Callable[[], None]
-    ) -> Callable[[TrainState, Batch], tuple[TrainState, StepMetrics]]:
-        """Returns the step, which is compiled for another shape of batches where it first comes, in a `pause`."""
-        by_shape = {shape_of(self.largest): compiled}
-
-        def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
-            placed = place_batch(self.mesh, batch)
-            if (shape := shape_of(placed)) not in by_shape:
-                by_shape[shape] = self.prepared.compile(placed)
-                pause()
-            return by_shape[shape](state, placed)
-
-        return step
 
     def introduction(self, state: TrainState) -> Iterator[str]:
         """Says what is trained, how and from where, a line each."""
@@ -276,6 +288,73 @@ class Session:
     def devices(self) -> str:
         """How many devices of which kind."""
         return f"{self.mesh.size} {self.mesh.devices.flat[0].device_kind} device(s)"
+
+    @property
+    def seconds(self) -> float:
+        """The seconds spent on the run so far, in all its sessions."""
+        return time.perf_counter() - self.started + self.earlier
+
+    def restore(self) -> TrainState | None:
+        """Restores the newest intact state, and the batches to the next one; None: there is no checkpoint yet.
+
+        Raises InputError if the data, the model or the tokenizer has changed since the run began, if no checkpoint is
+        intact, or if they hold other arrays or more steps than wanted.
+        """
+        wanted, frozen = arrays_to_save(self.prepared.abstract)
+        restored = self.checkpoints.restore(wanted)
+        if restored is None:
+            return None
+        extra = restored.extra
+        reached = restored.step
+        self.run.require_recorded(extra, reached)
+        # Something is missing or has a wrong type, which Grain does not check either.
+        with explained(
+            f"the checkpoint of step {reached} does not hold all that training continues from ({WHY}); "
+            "start a new run with --run",
+            (LookupError, TypeError, ValueError),
+        ):
+            fingerprint = extra["fingerprint"]
+            self.earlier = float(extra["seconds"])
+            planned = extra["config"]["training"]["steps"]
+            self.batches.set_state(extra["batches"])
+            # Runs from before 2026-11-26 have none.
+            self.remembered = _numbers(extra.get("remembered") or self.remembered)
+        require(
+            fingerprint == self.pipeline.fingerprint,
+            "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run",
+        )
+        steps = self.experiment.training.steps
+        require(
+            reached < steps or reached == steps == planned,
+            f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
+            "(--report shows the results of a run)",
+        )
+        self.best = self.checkpoints.best_loss()
+        self.notes += restored.skipped
+        arrays = restored.state
+        arrays["params"] = join_adapters(arrays["params"], self.run.load_frozen(frozen))
+        return TrainState(**arrays)
+
+    @cached_property
+    def _unchanging(self) -> Json:
+        # Read once, at the first save: by then the files exist, and are those that the session uses.
+        said = {"fingerprint": self.pipeline.fingerprint, "config": asdict(self.experiment)}
+        return said | self.run.digests()
+
+    def save(self, state: TrainState, held_out_loss: float | None, remembered: Sequence[float]) -> None:
+        """Begins to save in the background a state whose own step the reporter has found finite; it may be donated.
+
+        `held_out_loss` is that of this state, if known; `remembered` is `Reporter.memory`.
+        """
+        extra = self._unchanging | {
+            "batches": self.batches.get_state(),
+            "seconds": self.seconds,
+            "remembered": list(remembered),
+            HELD_OUT_LOSS: held_out_loss,
+        }
+        if held_out_loss is not None:
+            self.best = min(self.best, held_out_loss)
+        self.checkpoints.begin(int(state.step), arrays_to_save(state)[0], extra)
 
 
 def experiment_from(preset: ExperimentConfig, init: str) -> ExperimentConfig:
@@ -379,123 +458,6 @@ def permitted_changes(run: ExperimentConfig | None, wanted: ExperimentConfig) ->
         "leave that out to continue it, or start again with a new --run or --resume no",
     )
     return fields, notes
-
-
-def require_same_run(experiment: ExperimentConfig, tokenizer: Tokenizer, fingerprint: str, *, continues: bool) -> None:
-    """Raises InputError, naming what differs, unless all processes train this experiment on this data with this code.
-
-    `fingerprint` is that of the batches. `continues`: whether this process sees a run in the folder.
-    """
-    require_same(
-        {
-            "jax_tformer": __version__,
-            "jax": jax.__version__,
-            "config": asdict(experiment),
-            "the tokenizer": combined_hash([tokenizer.as_json])[:8],
-            "the data": fingerprint[:8],
-            "a run to continue in the folder of --run": continues,
-        }
-    )
-
-
-@dataclass
-class Resumption:
-    """Saves and restores a training state with the position in its data.
-
-    Times are in seconds by time.perf_counter.
-    """
-
-    run: RunFolder
-    checkpoints: Checkpoints
-    fingerprint: str
-    """Of the data."""
-    experiment: ExperimentConfig
-    started: float
-    """When this session began, or would have begun, had the run been one session so far."""
-    remembered: Sequence[float] = (0,) * 6
-    """What the reporter of an earlier session remembered."""
-    best: float = math.inf
-    """The lowest held-out loss that was saved."""
-    notes: list[str] = field(default_factory=list)
-    """The damaged checkpoints that were skipped, and why."""
-
-    @property
-    def seconds(self) -> float:
-        """The seconds spent on the run so far, in all its sessions."""
-        return time.perf_counter() - self.started
-
-    def restore(self, abstract: TrainState, batches: grain.DatasetIterator[Batch]) -> TrainState | None:
-        """Restores the newest intact state, and `batches` to the next one; returns None if there is no checkpoint yet.
-
-        `abstract` has the shapes, types and shardings of the arrays. Raises InputError if the data, the model or the
-        tokenizer has changed since the run began, if no checkpoint is intact, or if they hold other arrays or more
-        steps than wanted.
-        """
-        wanted, frozen = arrays_to_save(abstract)
-        restored = self.checkpoints.restore(wanted)
-        if restored is None:
-            return None
-        extra = restored.extra
-        reached = restored.step
-        self.run.require_recorded(extra, reached)
-        # Something is missing or has a wrong type, which Grain does not check either.
-        with explained(
-            f"the checkpoint of step {reached} does not hold all that training continues from ({WHY}); "
-            "start a new run with --run",
-            (LookupError, TypeError, ValueError),
-        ):
-            fingerprint = extra["fingerprint"]
-            self.started -= float(extra["seconds"])
-            planned = extra["config"]["training"]["steps"]
-            batches.set_state(extra["batches"])
-            # Runs from before 2026-11-26 have none.
-            self.remembered = _numbers(extra.get("remembered") or self.remembered)
-        require(
-            fingerprint == self.fingerprint,
-            "the text or its tokenizer has changed since the run began; restore it, or start a new run with --run",
-        )
-        steps = self.experiment.training.steps
-        require(
-            reached < steps or reached == steps == planned,
-            f"the run has done {reached} steps, and {steps} are wanted; expected more than {reached} "
-            "(--report shows the results of a run)",
-        )
-        self.best = self.checkpoints.best_loss()
-        self.notes += restored.skipped
-        arrays = restored.state
-        arrays["params"] = join_adapters(arrays["params"], self.run.load_frozen(frozen))
-        return TrainState(**arrays)
-
-    @cached_property
-    def _unchanging(self) -> Json:
-        # Read once, at the first save: by then the files exist, and are those that the session uses.
-        return {"fingerprint": self.fingerprint, "config": asdict(self.experiment), **self.run.digests()}
-
-    def improves(self, held_out_loss: float | None) -> bool:
-        """Whether this held-out loss is below all that were saved, so that the state should be saved."""
-        return held_out_loss is not None and held_out_loss < self.best
-
-    def save(
-        self,
-        state: TrainState,
-        batches: grain.DatasetIterator[Batch],
-        held_out_loss: float | None,
-        remembered: Sequence[float],
-    ) -> None:
-        """Begins to save in the background a state whose own step the reporter has found finite; it may be donated.
-
-        `held_out_loss` is that of this state, if known; `remembered` is `Reporter.memory`.
-        """
-        step = int(state.step)
-        extra = self._unchanging | {
-            "batches": batches.get_state(),
-            "seconds": self.seconds,
-            "remembered": list(remembered),
-            HELD_OUT_LOSS: held_out_loss,
-        }
-        if held_out_loss is not None:
-            self.best = min(self.best, held_out_loss)
-        self.checkpoints.begin(step, arrays_to_save(state)[0], extra)
 
 
 def _numbers(told: Any) -> list[float]:

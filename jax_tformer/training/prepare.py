@@ -6,7 +6,6 @@ And says how much work a step is, and how fast this machine does such work: mode
 import math
 import time
 from collections.abc import Callable, Mapping
-from concurrent.futures import Future, ThreadPoolExecutor
 from functools import cache, partial
 from typing import Any, NamedTuple
 
@@ -124,11 +123,7 @@ def kept_bytes(net: AnyTransformer, part: Mapping[str, jax.ShapeDtypeStruct]) ->
 
     def forward(params: Any, batch: Any, key: Any) -> Any:
         trains, frozen = split_adapters(params)
-
-        def loss(params: Any) -> Any:
-            return batch_loss(net, join_adapters(params, frozen), batch, dropout_key=key)[0]
-
-        return jax.vjp(loss, trains)[1]
+        return jax.vjp(lambda x: batch_loss(net, join_adapters(x, frozen), batch, dropout_key=key)[0], trains)[1]
 
     return max(0, _bytes(jax.eval_shape(forward, net.shapes, dict(part), key)) - _bytes(net.shapes))
 
@@ -203,18 +198,6 @@ def prepare(
         first_state, out_shardings=shardings, donate_argnames=("given",), compiler_options=compiler_options(once=True)
     )
     return Prepared(abstract, initialise, lower(batch), lambda batch: lower(batch).compile())
-
-
-def compile_beside(lowered: jax.stages.Lowered) -> Future[jax.stages.Compiled]:
-    """Compiles a lowered function (`jax.jit(...).lower(...)`) in a thread.
-
-    XLA compiles without Python's lock, so the main thread can continue. `result()` returns the compiled function, or
-    raises the compiler's error.
-    """
-    pool = ThreadPoolExecutor(1, thread_name_prefix="compile")
-    future = pool.submit(lowered.compile)
-    pool.shutdown(wait=False)
-    return future
 
 
 def _bytes(tree: Any) -> int:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
@@ -26,13 +27,12 @@ class KeyValue(NamedTuple):
     def write(self, key: Float[Array, "B T K C"], value: Float[Array, "B T K C"], first: Count | int) -> "KeyValue":
         """Returns the cache with these keys and values in the slots from `first` on."""
         update = jax.lax.dynamic_update_slice_in_dim
-        rows = (x.transpose(0, 2, 1, 3).reshape(-1, x.shape[1], x.shape[3]) for x in (key, value))
+        rows = (rearrange(x, "b t k c -> (b k) t c") for x in (key, value))
         return KeyValue(*(update(old, new, first, axis=1) for old, new in zip(self, rows, strict=True)))
 
     def read(self, heads: int) -> tuple[KeyHeads, KeyHeads]:
         """Returns keys and values in the layout of `attend`, for this many key/value heads."""
-        _, slots, width = self.key.shape
-        key, value = (x.reshape(-1, heads, slots, width).transpose(0, 2, 1, 3) for x in self)
+        key, value = (rearrange(x, "(b k) s c -> b s k c", k=heads) for x in self)
         return key, value
 
 
@@ -87,7 +87,8 @@ def empty_cache(
     dtype = dtype_of(config.compute.dtype)
 
     def empty(slots: int) -> KeyValue:
-        return KeyValue(jnp.zeros((rows, slots, width), dtype), jnp.zeros((rows, slots, width), dtype))
+        zeros = jnp.zeros((rows, slots, width), dtype)
+        return KeyValue(zeros, zeros)
 
     layer = LayerCache(empty(slots), None if source_slots is None else empty(source_slots))
     return Cache((layer,) * stack.num_layers, jnp.zeros((batch, slots), bool), 0)

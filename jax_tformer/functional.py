@@ -8,7 +8,6 @@ from jaxtyping import Array, Float
 
 from jax_tformer.config import StackConfig, TransformerConfig
 from jax_tformer.config.errors import InputError, require
-from jax_tformer.model.masks import require_marks
 from jax_tformer.model.parameters import (
     Declared,
     DropoutKey,
@@ -91,7 +90,10 @@ class Transformer(Generic[Model]):
             "the parameters have layers apart, for generate and stream; expected those of init",
         )
         for name, mark in marks.items():
-            require_marks(name, mark, ids.shape[:2])
+            if mark is not None and jax.numpy.shape(mark) != ids.shape[:2]:
+                what = ": True at tokens, False at padding" if name.endswith("mask") else ""
+                found = f"{name} has the shape {list(jax.numpy.shape(mark))}"
+                raise InputError(f"{found}; expected {list(ids.shape[:2])}, that of its tokens{what}")
         return self.bind(params)
 
 
@@ -221,12 +223,13 @@ def short_summary(config: TransformerConfig, shapes: Params) -> str:
 
 def parameter_table(shapes: Params) -> str:
     """Lists each parameter with its shape, number and bytes, and then the sums of each part and of all."""
-    rows = [("parameter", "shape", "number", "bytes")]
     parts = shapes if len(shapes) > 1 else {}
-    for name, leaf in flatten(shapes).items():
-        rows.append((name, str(list(leaf.shape)), *_sizes(leaf)))
-    rows.append(("", "", "", ""))
-    rows += [(name, "", *_sizes(tree)) for name, tree in {**parts, "all": shapes}.items()]
+    rows = [
+        ("parameter", "shape", "number", "bytes"),
+        *((name, str(list(leaf.shape)), *_sizes(leaf)) for name, leaf in flatten(shapes).items()),
+        ("", "", "", ""),
+        *((name, "", *_sizes(tree)) for name, tree in {**parts, "all": shapes}.items()),
+    ]
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     lines = (
         f"{name:<{widths[0]}}  {shape:<{widths[1]}}  {number:>{widths[2]}}  {size:>{widths[3]}}"

@@ -1,7 +1,6 @@
 """How the layers of a stack are run: one compiled layer for all, or one by one, and what their backward pass keeps."""
 
 from collections.abc import Callable, Sequence
-from functools import partial
 from typing import Any, ParamSpec, TypeVar
 
 import jax
@@ -89,16 +88,12 @@ def loop_layers(
     captured = []
     remembered = []
     for number, cache in enumerate(caches):
-        own = nnx.map_state(partial(_take_layer, number), parameters)
+        own = jax.tree.map(lambda x, number=number: x[number], parameters, is_leaf=lambda x: isinstance(x, tuple))
         key = None if keys is None else keys[number]
         x, weights, cache = layer(nnx.merge(graph, own), x, windows[number % len(windows)], key, cache)
         captured.append(weights)
         remembered.append(cache)
     return x, jax.tree.map(lambda *each: jnp.stack(each), *captured), tuple(remembered)
-
-
-def _take_layer(number: int, _: Any, parameter: nnx.Variable[Array]) -> nnx.Variable[Array]:
-    return parameter.replace(parameter.get_value()[number])
 
 
 def rematerialize(layer: Callable[Inputs, Output], remat: Remat, *, in_loop: bool) -> Callable[Inputs, Output]:
@@ -114,10 +109,8 @@ def rematerialize(layer: Callable[Inputs, Output], remat: Remat, *, in_loop: boo
     if remat == "none":
         return layer
     policies = jax.checkpoint_policies
-    products = policies.save_from_both_policies(
-        policies.save_only_these_names(PROJECTION, ATTENTION_OUTPUT), _is_cudnn_attention
-    )
-    policy = None if remat == "full" else products
+    named = policies.save_only_these_names(PROJECTION, ATTENTION_OUTPUT)
+    policy = None if remat == "full" else policies.save_from_both_policies(named, _is_cudnn_attention)
     return jax.checkpoint(layer, prevent_cse=not in_loop, policy=policy)
 
 

@@ -14,6 +14,7 @@ from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from flax import traverse_util
 from jaxtyping import Array, Bool, Float, Int, Key, UInt32
 
@@ -182,8 +183,8 @@ def take_sequences(cache: Cache, rows: TokenIds) -> Cache:
     """
 
     def take(x: Array) -> Array:
-        apart = x.reshape(cache.is_token.shape[0], -1, *x.shape[1:])
-        return apart[rows].reshape(-1, *x.shape[1:])
+        apart = rearrange(x, "(b k) s c -> b k s c", b=len(cache.is_token))
+        return rearrange(apart[rows], "b k s c -> (b k) s c")
 
     return cache.map_self_attention(take)._replace(is_token=cache.is_token[rows])
 

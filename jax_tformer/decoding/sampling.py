@@ -40,8 +40,7 @@ class History(NamedTuple):
     def of(prompts: np.ndarray, room: int, source: np.ndarray, limits: np.ndarray) -> "History":
         """Begins with prompts that are padded on the left, with room for new tokens."""
         tokens = np.pad(prompts, ((0, 0), (0, room)), constant_values=-1)
-        length = np.int32(prompts.shape[1])
-        return History(*map(jnp.asarray, (tokens, length, source, np.int32(0), limits)))
+        return History(*map(jnp.asarray, (tokens, np.int32(prompts.shape[1]), source, np.int32(0), limits)))
 
     def append(self, token: TokenIds) -> "History":
         """Returns the history with one more token in each row."""

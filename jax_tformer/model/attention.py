@@ -3,6 +3,7 @@
 import math
 
 import jax.numpy as jnp
+from einops import rearrange
 from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Bool, Float
@@ -32,10 +33,9 @@ def attend(
     float32. A query that may attend to nothing gets zeros, with zero gradients. The functions of fast.py compute the
     same.
     """
-    batch, length, heads, width = query.shape
-    grouped = query.reshape(batch, length, key.shape[2], -1, width)
+    grouped = rearrange(query, "b t (k g) c -> b t k g c", k=key.shape[2])
     scores = jnp.einsum("btkgc,bskc->bkgts", grouped, key, preferred_element_type=accumulator(query.dtype)) * scale
-    weights = mask.softmax(scores.reshape(batch, heads, length, -1), length, key.shape[1])
+    weights = mask.softmax(rearrange(scores, "b k g t s -> b (k g) t s"), query.shape[1], key.shape[1])
     dropped = drop(weights, dropout_rate, keep).astype(value.dtype).reshape(scores.shape)
     output = jnp.einsum("bkgts,bskc->btkgc", dropped, value).reshape(query.shape)
     return checkpoint_name(output, ATTENTION_OUTPUT), weights

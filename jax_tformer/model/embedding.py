@@ -9,6 +9,7 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
+from einops import rearrange
 from flax import nnx
 from jaxtyping import Array, Float, Int
 
@@ -123,10 +124,8 @@ def sinusoidal(
     Otherwise all sines, then all cosines, as in its first implementation (tensor2tensor) and many later ones.
     """
     angle = angles(positions, width, base, dtype)
-    if interleaved:
-        table = jnp.stack([jnp.sin(angle), jnp.cos(angle)], axis=-1).reshape((*angle.shape[:2], width))
-    else:
-        table = jnp.concatenate([jnp.sin(angle), jnp.cos(angle)], axis=-1)
+    order = "(w part)" if interleaved else "(part w)"
+    table = rearrange([jnp.sin(angle), jnp.cos(angle)], f"part b t w -> b t {order}")
     return table.astype(dtype)
 
 
@@ -162,12 +161,9 @@ def rotate(x: Float[Array, "B T H C"], rotation: Rotation | None) -> Float[Array
         return x
     cosine, sine = (part[:, :, None, :] for part in rotation)
     half = cosine.shape[-1]
-    high = x.astype(cosine.dtype)
-    first = high[..., :half]
-    second = high[..., half : 2 * half]
-    turned = [first * cosine - second * sine, second * cosine + first * sine]
-    rest = [] if 2 * half == x.shape[-1] else [high[..., 2 * half :]]
-    return jnp.concatenate(turned + rest, axis=-1).astype(x.dtype)
+    first, second, rest = jnp.split(x.astype(cosine.dtype), [half, 2 * half], axis=-1)
+    turned = first * cosine - second * sine, second * cosine + first * sine
+    return jnp.concatenate([*turned, rest], axis=-1).astype(x.dtype)
 
 
 class RelativePositions(nnx.Module):

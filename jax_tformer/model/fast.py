@@ -11,10 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange, repeat
 from jax.ad_checkpoint import checkpoint_name
 from jax.sharding import PartitionSpec, get_abstract_mesh
 from jax.typing import DTypeLike
-from jaxtyping import Array, Bool, Float, Int
+from jaxtyping import Array, Bool, Float
 
 from jax_tformer.config import AttentionImplementation
 from jax_tformer.config.errors import WHY, explained, require
@@ -120,8 +121,8 @@ def attend_in_rows(
     value: KeyHeads,
     mask: Mask,
     scale: float,
-    dropout_rate: float = 0.0,
-    keep: Bool[Array, "N H T S"] | None = None,
+    dropout_rate: float,
+    keep: Bool[Array, "N H T S"] | None,
 ) -> tuple[Float[Array, "N T H C"], None]:
     """Computes `attend` with a row for each head of each sequence, a block of queries after the other.
 
@@ -129,12 +130,10 @@ def attend_in_rows(
     XLA's fast matrix products on CPU. The blocks are static, so plain differentiation gives the backward pass. N may be
     a multiple of B: then N/B neighbours attend to the same keys under one mask.
     """
-    batch, slots, heads, width = key.shape
-    key, value = (x.transpose(0, 2, 1, 3).reshape(-1, slots, width) for x in (key, value))
-    groups = query.shape[2] // heads
-    apart = query.reshape(batch, -1, heads, groups, width).transpose(0, 2, 3, 1, 4)
-    queries = apart.reshape(len(key), groups, -1, width)
-    length = apart.shape[3]
+    batch, slots, heads, _ = key.shape
+    key, value = (rearrange(x, "b s k c -> (b k) s c") for x in (key, value))
+    queries = rearrange(query, "(b n) t (k g) c -> (b k) g (n t) c", b=batch, k=heads)
+    length = queries.shape[2]
     skips = (mask.causal or mask.window is not None) and isinstance(mask.first, int)
     step = block_length(length) if skips else length
     outputs = []
@@ -143,15 +142,15 @@ def attend_in_rows(
         span = mask.spanned(block, slots)
         rows = slice(block.start, block.stop)
         columns = slice(span.start, span.stop)
-        part = queries[:, :, rows].reshape(len(key), -1, width)
+        part = rearrange(queries[:, :, rows], "r g t c -> r (g t) c")
         scores = jnp.einsum("rtc,rsc->rts", part, key[:, columns], preferred_element_type=accumulator(query.dtype))
         apart_by_head = (scores * scale).reshape(batch, -1, len(block), len(span))
         weights = mask.softmax(apart_by_head, length, slots, rows, columns)
         dropped = drop(weights, dropout_rate, None if keep is None else keep[:, :, rows, columns])
         output = jnp.einsum("rts,rsc->rtc", dropped.astype(value.dtype).reshape(scores.shape), value[:, columns])
-        outputs.append(output.reshape(len(key), groups, len(block), width))
+        outputs.append(rearrange(output, "r (g t) c -> r g t c", t=len(block)))
     together = outputs[0] if len(outputs) == 1 else jnp.concatenate(outputs, axis=2)
-    output = together.reshape(apart.shape).transpose(0, 3, 1, 2, 4).reshape(query.shape)
+    output = rearrange(together, "(b k) g (n t) c -> (b n) t (k g) c", b=batch, t=query.shape[1])
     return checkpoint_name(output, ATTENTION_OUTPUT), None
 
 
@@ -171,21 +170,21 @@ def share_queries(compute: Attend) -> Attend:
             # Decoding: few queries, or keys of a cache.
             return compute(query, key, value, mask, scale, dropout_rate, keep)
         striped = mask.causal or mask.window is not None
-        # T becomes T/n places apart and n devices, or n devices and T/n places.
-        sizes, devices = ((-1, parts), 1) if striped else ((parts, -1), 0)
+        # Places apart of n devices, or n devices with places next to each other.
+        places = "(t n)" if striped else "(n t)"
 
-        def split(x: Array | None, axis: int) -> Array | None:
-            """Makes `[n, ..., T/n, ...]` of `[..., T, ...]`."""
+        def split(x: Array | None, axes: str) -> Array | None:
+            """Makes `[n, *axes, T/n, ...]` of `[*axes, T, ...]`."""
             if x is None:
                 return None
-            free = PartitionSpec.UNCONSTRAINED
-            x = jax.lax.with_sharding_constraint(x, PartitionSpec(*[free] * axis, "context"))
-            return jnp.moveaxis(x.reshape(*x.shape[:axis], *sizes, *x.shape[axis + 1 :]), axis + devices, 0)
+            free = [PartitionSpec.UNCONSTRAINED] * len(axes.split())
+            x = jax.lax.with_sharding_constraint(x, PartitionSpec(*free, "context"))
+            return rearrange(x, f"{axes} {places} ... -> n {axes} t ...", n=parts)
 
         nothing = None, None
         segments = mask.segments or nothing
         prefix = mask.prefix or nothing
-        asking = *(split(x, 1) for x in (query, segments[0], prefix[0])), split(keep, 2), split(mask.bias, 2)
+        asking = *(split(x, "b") for x in (query, segments[0], prefix[0])), split(keep, "b h"), split(mask.bias, "b h")
         answering = key, value, segments[1], prefix[1], mask.is_token
 
         def attend_to_all(asking: Any, answering: Any) -> Array:
@@ -210,8 +209,7 @@ def share_queries(compute: Attend) -> Attend:
         one = PartitionSpec("context")
         all_keys = PartitionSpec()
         on_devices = jax.shard_map(attend_to_all, in_specs=(one, all_keys), out_specs=one, axis_names={"context"})
-        found = on_devices(asking, answering)
-        return jnp.moveaxis(found, 0, 1 + devices).reshape(query.shape), None
+        return rearrange(on_devices(asking, answering), f"n b t ... -> b {places} ..."), None
 
     return compute if parts == 1 else shared
 
@@ -271,37 +269,31 @@ def attend_by_pallas(
         f"attention is 'pallas' for {rows} rows over {ways} devices (data x fsdp); expected a multiple of {ways}, or "
         "'auto' or 'einsum'",
     )
-    query_segments = key_segments = None
-    if mask.segments is not None:
-        query_segments, key_segments = (numbers.astype(jnp.int32) for numbers in mask.segments)
+    segments = [numbers.astype(jnp.int32) for numbers in mask.segments or ()]
     if mask.is_token is not None:
         # Without segments every query, even at padding, is of the tokens' segment and sees tokens, as elsewhere.
-        query_segments = jnp.zeros(query.shape[:2], jnp.int32) if query_segments is None else query_segments
-        key_segments = jnp.where(mask.is_token, 0 if key_segments is None else key_segments, jnp.iinfo(jnp.int32).min)
+        of_queries, of_keys = segments or (jnp.zeros(query.shape[:2], jnp.int32), 0)
+        segments = [of_queries, jnp.where(mask.is_token, of_keys, jnp.iinfo(jnp.int32).min)]
 
-    def compute(
-        query: Queries,
-        key: KeyHeads,
-        value: KeyHeads,
-        q_segments: Int[Array, "B T"] | None,
-        k_segments: Int[Array, "B S"] | None,
-    ) -> Queries:
+    def compute(query: Queries, key: KeyHeads, value: KeyHeads, *segments: Array) -> Queries:
         # Imported here, because it takes half a second and only TPUs need it.
         from jax.experimental.pallas.ops.tpu import flash_attention
 
         groups = query.shape[2] // key.shape[2]
-        heads_first = [x.transpose(0, 2, 1, 3) for x in (query, *(jnp.repeat(x, groups, axis=2) for x in (key, value)))]
-        segments = (
-            None if q_segments is None or k_segments is None else flash_attention.SegmentIds(q_segments, k_segments)
-        )
+        repeated = (repeat(x, "b s k c -> b (k g) s c", g=groups) for x in (key, value))
         rows, columns = (max(size for size in (128, 256, 512) if length % size == 0) for length in lengths)
         by_rows = dict.fromkeys(("block_q", "block_q_major_dkv", "block_q_dkv", "block_q_dq"), rows)
         keys = ("block_k_major", "block_k", "block_k_major_dkv", "block_k_dkv", "block_k_major_dq", "block_k_dq")
         sizes = flash_attention.BlockSizes(block_b=1, **by_rows, **dict.fromkeys(keys, columns))
         output = flash_attention.flash_attention(
-            *heads_first, segment_ids=segments, causal=mask.causal, sm_scale=scale, block_sizes=sizes
+            rearrange(query, "b t h c -> b h t c"),
+            *repeated,
+            segment_ids=flash_attention.SegmentIds(*segments) if segments else None,
+            causal=mask.causal,
+            sm_scale=scale,
+            block_sizes=sizes,
         )
-        return output.transpose(0, 2, 1, 3)
+        return rearrange(output, "b h t c -> b t h c")
 
     if not mesh.empty and mesh.size > 1:
         split = PartitionSpec(("data", "fsdp"))
@@ -309,9 +301,13 @@ def attend_by_pallas(
         heads = PartitionSpec(split[0], None, "tensor") if divide else split
         # check_vma: the kernel does not declare the axes that its results vary over.
         compute = jax.shard_map(
-            compute, mesh=mesh, in_specs=(heads, heads, heads, split, split), out_specs=heads, check_vma=False
+            compute,
+            mesh=mesh,
+            in_specs=(heads, heads, heads, *[split] * len(segments)),
+            out_specs=heads,
+            check_vma=False,
         )
-    output = _without_blind(compute(query, key, value, query_segments, key_segments), lengths[1], mask)
+    output = _without_blind(compute(query, key, value, *segments), lengths[1], mask)
     return checkpoint_name(output, ATTENTION_OUTPUT), None
 
 
@@ -328,7 +324,7 @@ def _without_blind(output: Queries, slots: int, mask: Mask) -> Queries:
         allowed = mask.boolean(output.shape[1], slots)
         assert allowed is not None
         seeing = allowed.any(axis=3)[:, 0]
-    return jnp.where(seeing[:, :, None, None], output, jnp.zeros((), output.dtype))
+    return jnp.where(seeing[:, :, None, None], output, 0)
 
 
 def multiply_by_rows(

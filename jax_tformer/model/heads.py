@@ -79,10 +79,7 @@ class Pooler(nnx.Module):
 
     def __call__(self, x: Stream, dropout_key: DropoutKey = None) -> Float[Array, "B D"]:
         """Pools each sequence."""
-        y = self.dense(self.dropout(x[:, 0], dropout_key))
-        if self.activation == "relu":
-            return activate(y, "relu")
-        return jnp.tanh(y.astype(accumulator(y.dtype))).astype(y.dtype)
+        return activate(self.dense(self.dropout(x[:, 0], dropout_key)), self.activation)
 
 
 class Classifier(nnx.Module):

@@ -13,7 +13,7 @@ from flax import nnx
 from jax.ad_checkpoint import checkpoint_name
 from jaxtyping import Array, Float
 
-from jax_tformer.config import Activation, CapForm, LoraTarget, NormKind, StackConfig, TransformerConfig
+from jax_tformer.config import Activation, CapForm, LoraTarget, NormKind, Pooler, StackConfig, TransformerConfig
 from jax_tformer.lora import Adapter
 from jax_tformer.model.parameters import (
     ONES,
@@ -136,8 +136,8 @@ class FeedForward(nnx.Module):
         return self.down(self.dropout(hidden, dropout_key), dropout_key)
 
 
-def activate(x: Array, activation: Activation) -> Array:
-    """Applies ReLU, its square (So et al., 2021), GELU (Hendrycks & Gimpel, 2016; exact or with tanh) or SiLU.
+def activate(x: Array, activation: Activation | Pooler) -> Array:
+    """Applies ReLU, its square (So et al., 2021), GELU (Hendrycks & Gimpel, 2016; exact or with tanh), SiLU or tanh.
 
     They compute in at least float32.
     """
@@ -147,6 +147,7 @@ def activate(x: Array, activation: Activation) -> Array:
         "gelu_erf": gelu,
         "gelu_tanh": partial(jax.nn.gelu, approximate=True),
         "silu": jax.nn.silu,
+        "tanh": jnp.tanh,
     }
     function = functions[activation]
     high = accumulator(x.dtype)

@@ -13,9 +13,8 @@ import jax
 import jax.numpy as jnp
 from jaxtyping import Array, Bool, Float
 
-from jax_tformer.config.errors import InputError
 from jax_tformer.model.layers import soft_cap
-from jax_tformer.model.parameters import Count, Ids, Marks, Numbers, Positions, Shape, SourceIds, SourceMarks
+from jax_tformer.model.parameters import Count, Ids, Marks, Numbers, Positions, SourceIds, SourceMarks
 
 
 @dataclass(frozen=True)
@@ -98,9 +97,7 @@ class Mask:
         seen = self.boolean(length, slots, rows, columns)
         if seen is not None and self.causal and self.is_token is None:
             # Every row sees itself, so none is empty. Then adding is enough, and costs nothing in the backward pass.
-            zero = jnp.zeros((), scores.dtype)
-            never = jnp.full((), -jnp.inf, scores.dtype)
-            scores = scores + jnp.where(seen, zero, never)
+            scores = scores + jnp.where(seen, 0.0, -jnp.inf).astype(scores.dtype)
             seen = None
         return masked_softmax(scores, seen)
 
@@ -118,15 +115,6 @@ def position_ids(tokens: Ids, is_token: Marks, segments: Numbers = None) -> Posi
     return jnp.maximum(so_far - before - 1, 0)
 
 
-def require_marks(name: str, marks: Array | None, shape: Shape) -> None:
-    """Raises InputError unless the marks, if there are any, have the shape of the tokens that they mark."""
-    if marks is not None and jnp.shape(marks) != shape:
-        what = ": True at tokens, False at padding" if name.endswith("mask") else ""
-        raise InputError(
-            f"{name} has the shape {list(jnp.shape(marks))}; expected {list(shape)}, that of its tokens{what}"
-        )
-
-
 @jax.custom_jvp
 def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T S"] | None) -> Float[Array, "B H T S"]:
     """Computes attention weights: 0 where the mask is False, and all 0 in a row that may attend to nothing.
@@ -138,7 +126,7 @@ def masked_softmax(scores: Float[Array, "B H T S"], mask: Bool[Array, "#B #H #T 
     if mask is None:
         return jax.nn.softmax(scores, axis=-1)
     weights = jax.nn.softmax(jnp.where(mask, scores, jnp.finfo(scores.dtype).min), axis=-1)
-    return jnp.where(mask, weights, jnp.zeros((), scores.dtype))
+    return jnp.where(mask, weights, 0)
 
 
 @masked_softmax.defjvp

@@ -279,7 +279,7 @@ class Dropout(nnx.Module):
 
 def drop(x: Array, rate: float, keep: Bool[Array, "..."] | None) -> Array:
     """Zeroes elements that `keep` drops and divides the rest by 1 - rate; with None, returns x unchanged."""
-    return x if keep is None else jnp.where(keep, x / (1 - rate), jnp.zeros_like(x))
+    return x if keep is None else jnp.where(keep, x / (1 - rate), 0)
 
 
 def name_sites(model: Model) -> Model:

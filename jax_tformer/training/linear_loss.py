@@ -12,6 +12,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+from einops import rearrange
 from jax.custom_derivatives import SymbolicZero
 from jaxtyping import Array, Float, Int
 
@@ -131,10 +132,9 @@ def _divide(x: Array, parts: int, fill: int) -> Array:
     Part p has the rows p, p + parts ... of all: with each device's positions together if the mesh splits rows along T,
     so that every device holds rows of every part.
     """
-    apart = x.reshape(len(x), context_parts(), -1, *x.shape[2:]).swapaxes(0, 1)
-    flat = apart.reshape(-1, *x.shape[2:])
+    flat = rearrange(x, "b (c t) ... -> (c b t) ...", c=context_parts())
     whole = jnp.pad(flat, ((0, -len(flat) % parts), *[(0, 0)] * (flat.ndim - 1)), constant_values=fill)
-    return whole.reshape(-1, parts, *x.shape[2:]).swapaxes(0, 1)
+    return rearrange(whole, "(n p) ... -> p n ...", p=parts)
 
 
 def _logits(x: Array, table: Array, bias: Array | None, vocabulary: int, cap: Cap | None) -> Float[Array, "N V"]:
@@ -162,11 +162,10 @@ def _losses(logits: Array, labels: Array, vocabulary: int, config: LossConfig) -
     target = (columns == chosen[:, None]).astype(logits.dtype)
     if (smoothing := config.label_smoothing) > 0:
         inside = columns < vocabulary
-        average = jnp.where(inside, logits, jnp.zeros((), logits.dtype)).sum(-1) / vocabulary
+        average = jnp.where(inside, logits, 0).sum(-1) / vocabulary
         losses = (1 - smoothing) * losses + smoothing * (normaliser - average)
         target = (1 - smoothing) * target + jnp.where(inside, smoothing / vocabulary, 0).astype(logits.dtype)
     if config.z_loss > 0:
         losses = losses + config.z_loss * jnp.square(normaliser)
         powers = powers * (1 + 2 * config.z_loss * normaliser)[:, None]
-    by_logits = jnp.where(counted[:, None], powers / total - target, jnp.zeros((), logits.dtype))
-    return jnp.where(counted, losses, jnp.zeros_like(losses)), by_logits
+    return jnp.where(counted, losses, 0), jnp.where(counted[:, None], powers / total - target, 0)

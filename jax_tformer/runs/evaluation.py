@@ -150,11 +150,9 @@ def find_not_finite(
     def squared_gradients(params: Params, part: dict[str, Array], key: DropoutKey) -> Params:
         """Returns the terms of the squared norm, because squares overflow before the numbers do."""
         trains, frozen = split_adapters(params)
-
-        def loss(trains: Params) -> Array:
-            return batch_loss(net, join_adapters(trains, frozen), part, training.loss, dropout_key=key)[0]
-
-        gradients = jax.grad(loss)(trains)
+        gradients = jax.grad(
+            lambda trains: batch_loss(net, join_adapters(trains, frozen), part, training.loss, dropout_key=key)[0]
+        )(trains)
         return jax.tree.map(lambda g: jnp.square(g.astype(accumulator(g.dtype))), gradients)
 
     def made_by(part: dict[str, Array], key: DropoutKey) -> str:

@@ -12,7 +12,7 @@ from jaxtyping import Array
 from jax_tformer.config.experiment import OptimizerConfig, RatesConfig
 from jax_tformer.functional import Params
 from jax_tformer.model.parameters import accumulator, as_matrix, is_vector, kind_of
-from jax_tformer.training.sharding import name_of
+from jax_tformer.training.sharding import by_path
 
 
 def learning_rate(config: OptimizerConfig, steps: int) -> Callable[[Array], Array]:
@@ -66,11 +66,6 @@ def has_decay(params: Params) -> Params:
     return by_path(lambda path, _: not is_vector(path), params)
 
 
-def by_path(function: Callable[..., Any], params: Params, *more: Params) -> Params:
-    """Returns the tree of `function(path, leaf, ...)` over trees of parameters; what another optimizer has stays."""
-    return jax.tree.map_with_path(lambda path, *leaves: function(name_of(path), *leaves), params, *more)
-
-
 def orthogonalize(path: str, update: Array) -> Array:
     """Makes the singular values of an update's matrices about 1, by Newton and Schulz's iteration (Jordan, 2024).
 
@@ -78,12 +73,12 @@ def orthogonalize(path: str, update: Array) -> Array:
     """
     x = as_matrix(path, update)
     inputs, outputs = x.shape[-2:]
-    x = jnp.swapaxes(x, -1, -2) if inputs > outputs else x
+    x = x.mT if inputs > outputs else x
     x = x / jnp.maximum(jnp.linalg.norm(x, axis=(-2, -1), keepdims=True), 1e-7)
     for _ in range(5):
-        gram = x @ jnp.swapaxes(x, -1, -2)
+        gram = x @ x.mT
         x = 3.4445 * x + (-4.7750 * gram + 2.0315 * gram @ gram) @ x
-    x = jnp.swapaxes(x, -1, -2) if inputs > outputs else x
+    x = x.mT if inputs > outputs else x
     return (0.2 * max(inputs, outputs) ** 0.5 * x).reshape(update.shape)
 
 
@@ -152,14 +147,12 @@ def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformati
     decay = config.weight_decay
     decays = optax.add_decayed_weights(decay, has_decay)
     falls = optax.scale_by_learning_rate(rate)
-    b1 = config.beta1
-    b2 = config.beta2
-    adamw = optax.adamw(rate, b1=b1, b2=b2, eps=config.eps, eps_root=0.0, weight_decay=decay, mask=has_decay)
+    adamw = optax.adamw(rate, config.beta1, config.beta2, config.eps, 0.0, weight_decay=decay, mask=has_decay)
     match config.name:
         case "adamw":
             chosen = adamw
         case "lion":
-            chosen = optax.lion(rate, b1, b2, weight_decay=decay, mask=has_decay)
+            chosen = optax.lion(rate, config.beta1, config.beta2, weight_decay=decay, mask=has_decay)
         case "adafactor":
             chosen = optax.chain(scale_by_adafactor(), decays, falls)
         case "sgd":

@@ -185,8 +185,8 @@ def ask_first(work: Callable[[], T]) -> T:
     """
     if count() == 1:
         return work()
-    answer = None
-    failure = None
+    answer = failure = None
+    name = f"jax_tformer/{next(_OCCASIONS)}"
     if is_first():
         _ALONE.set()
         try:
@@ -195,8 +195,6 @@ def ask_first(work: Callable[[], T]) -> T:
             failure = error
         finally:
             _ALONE.clear()
-    name = f"jax_tformer/{next(_OCCASIONS)}"
-    if is_first():
         _say(name, {"answer": answer, "failure": None if failure is None else str(failure)})
     said = _hear(name, 0)
     if failure is not None:

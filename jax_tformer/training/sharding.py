@@ -6,7 +6,7 @@ Of the mesh, the model knows the axes alone. One device is the mesh 1 x 1 x 1 x 
 import math
 import re
 from collections import Counter
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from itertools import takewhile
 from typing import Any, TypeVar
@@ -20,7 +20,7 @@ from jax_tformer.config.errors import require
 from jax_tformer.config.experiment import MeshConfig
 from jax_tformer.files import shortened
 from jax_tformer.functional import Params
-from jax_tformer.model.parameters import BATCH, Shape, axes_of, row_parts
+from jax_tformer.model.parameters import BATCH, Shape, axes_of, flatten, row_parts
 from jax_tformer.training.processes import require_device_each
 
 T = TypeVar("T")
@@ -64,13 +64,13 @@ def make_mesh(config: MeshConfig, rows: int = 0) -> Mesh:
 def parameter_shardings(mesh: Mesh, shapes: Params) -> Params:
     """The NamedSharding of every parameter; an axis that its mesh axis does not divide stays whole."""
 
-    def place(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        splits = _splits(name_of(path), leaf.shape)
+    def place(name: str, leaf: jax.ShapeDtypeStruct) -> NamedSharding:
+        splits = _splits(name, leaf.shape)
         whole = (None,) * (len(leaf.shape) - len(splits))
         named = (name if name and size % mesh.shape[name] == 0 else None for _, size, name in splits)
         return NamedSharding(mesh, PartitionSpec(*whole, *named))
 
-    return jax.tree_util.tree_map_with_path(place, shapes)
+    return by_path(place, shapes)
 
 
 def on_mesh(mesh: Mesh | None, shapes: Params) -> Params:
@@ -162,9 +162,9 @@ def describe_shards(mesh: Mesh, state: PyTree, params: Params, program: str) -> 
     split = _describe(mesh.shape)
     lines = [f"mesh {split}: each device holds {share / 2**20:,.1f} MiB of the state; a step exchanges {told}"]
     whole = [
-        f"{name_of(path)} ({axis} is {size})"
-        for path, leaf in jax.tree_util.tree_leaves_with_path(params)
-        for axis, size, mesh_axis in _splits(name_of(path), leaf.shape)
+        f"{name} ({axis} is {size})"
+        for name, leaf in flatten(params).items()
+        for axis, size, mesh_axis in _splits(name, leaf.shape)
         if mesh_axis is not None and size % mesh.shape[mesh_axis]
     ]
     if whole:
@@ -179,6 +179,11 @@ def bytes_per_device(tree: PyTree) -> int:
 
 def _describe(shape: Mapping[str, int]) -> str:
     return " x ".join(f"{name} {size}" for name, size in shape.items())
+
+
+def by_path(function: Callable[..., Any], params: Params, *more: Params) -> Any:
+    """Returns the tree of `function(path, leaf, ...)` over trees of parameters, or over one that holds such trees."""
+    return jax.tree.map_with_path(lambda path, *leaves: function(name_of(path), *leaves), params, *more)
 
 
 def name_of(path: tuple[Any, ...]) -> str:

@@ -19,7 +19,7 @@ from jax_tformer.model.parameters import Count, DropoutKey, RandomKey, Scalar, a
 from jax_tformer.model.transformer import Outputs
 from jax_tformer.training.linear_loss import linear_cross_entropy
 from jax_tformer.training.optimizer import global_norm
-from jax_tformer.training.sharding import name_of, parameter_shardings, replicate
+from jax_tformer.training.sharding import by_path, parameter_shardings, replicate
 
 Batch = dict[str, Array]
 """Arrays of one batch: tokens or source and target, their masks, and labels."""
@@ -143,11 +143,10 @@ def state_shardings(mesh: Mesh, tx: optax.GradientTransformation, state: TrainSt
     shapes = flatten(state.params)
     shardings = flatten(parameters)
 
-    def placing(path: tuple[Any, ...], leaf: jax.ShapeDtypeStruct) -> NamedSharding:
-        name = name_of(path)
-        return shardings[name] if name in shapes and shapes[name].shape == leaf.shape else replicated
-
-    opt_state = jax.tree_util.tree_map_with_path(placing, state.opt_state)
+    opt_state = by_path(
+        lambda name, leaf: shardings[name] if name in shapes and shapes[name].shape == leaf.shape else replicated,
+        state.opt_state,
+    )
     average = None if state.average is None else trained(parameters)
     return TrainState(parameters, opt_state, replicated, replicated, replicated, average)  # type: ignore[arg-type]
 
@@ -176,28 +175,28 @@ def train_step(
     """
 
     def gradients(params: Params, frozen: Params, batch: Batch, keys: Array | None) -> Sums:
-        def total_loss(params: Params, part: Batch, dropout_key: Array | None) -> tuple[Array, Array]:
-            return batch_loss(net, join_adapters(params, frozen), part, loss, dropout_key=dropout_key)
-
-        def differentiate(params: Params, part: Batch, key: Array | None) -> Sums:
-            (total, counted), grads = jax.value_and_grad(total_loss, has_aux=True)(params, part, key)
+        def differentiate(part: Batch, key: Array | None) -> Sums:
+            (total, counted), grads = jax.value_and_grad(
+                lambda params: batch_loss(net, join_adapters(params, frozen), part, loss, dropout_key=key), has_aux=True
+            )(params)
             squared = jnp.square(global_norm(grads) / jnp.maximum(counted, 1)) if noise else jnp.zeros(())
             return total, counted, grads, squared
 
         if accumulation == 1:
-            return differentiate(params, batch, None if keys is None else keys[0])
+            return differentiate(batch, None if keys is None else keys[0])
         parts = split_batch(batch, accumulation)
-
-        def add(sums: Sums, inputs: tuple[Batch, Array | None]) -> tuple[Sums, None]:
-            return jax.tree.map(jnp.add, sums, differentiate(params, *inputs)), None
 
         first = jax.tree.map(lambda x: x[0], (parts, keys))
         # In at least float32: sums of parts in bfloat16 would lose precision.
         zeros = jax.tree.map(
             lambda x: jnp.zeros(x.shape, accumulator(x.dtype) if jnp.issubdtype(x.dtype, jnp.floating) else x.dtype),
-            jax.eval_shape(lambda: differentiate(params, *first)),
+            jax.eval_shape(lambda: differentiate(*first)),
         )
-        return jax.lax.scan(add, zeros, (parts, keys))[0]
+        return jax.lax.scan(
+            lambda sums, inputs: (jax.tree.map(jnp.add, sums, differentiate(*inputs)), None),
+            zeros,
+            (parts, keys),
+        )[0]
 
     def step(state: TrainState, batch: Batch) -> tuple[TrainState, StepMetrics]:
         before, frozen = split_adapters(state.params)

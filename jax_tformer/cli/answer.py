@@ -21,7 +21,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 from jax_tformer.config import Dtype, TransformerConfig
 from jax_tformer.config.errors import WHY, InputError, explained, require
-from jax_tformer.config.experiment import DecodingConfig, MeshConfig, PairData, TextData
+from jax_tformer.config.experiment import DecodingConfig, MeshConfig, PairData
 from jax_tformer.data.tokenizers import load_tokenizer
 from jax_tformer.decoding.texts import Completion, Prompt, PromptReader, TranslationScores, translation_scores
 from jax_tformer.files import batched, shortened, user_path
@@ -70,17 +70,22 @@ def answer_texts(options: "GenerateOptions") -> int:
     from jax_tformer.decoding.generate import Answerer
 
     # 2. The model.
-    net, params, _, _, notes, _ = load_model(options, model)
+    trained = load_model(options, model)
     context = reader.max_length if options.slide else None
     answerer = Answerer(
-        net, params, reader.tokenizer, model.decoding, seed=options.seed, context=context, batch=options.batch
+        trained.net,
+        trained.params,
+        reader.tokenizer,
+        model.decoding,
+        seed=options.seed,
+        context=context,
+        batch=options.batch,
     )
-    _print_notes(notes)
+    _print_notes(trained.notes)
 
     # 3. The answers, batch by batch or token by token.
     kind = "source" if reader.translates else "prompt"
-    alone = reader.translates or options.chat
-    output = JsonOutput(kind) if options.json else TextOutput(kind, alone=alone)
+    output = JsonOutput(kind) if options.json else TextOutput(kind, alone=reader.translates or options.chat)
     watch = Stopwatch()
     tokens = 0
     answers = []
@@ -146,10 +151,10 @@ def open_model(options: "GenerateOptions") -> Opened:
         experiment = run.read_config("a folder that train.py or save_pretrained has written")
         require(options.dtype is None, "--dtype is for Hugging Face folders; a run has the types of its config.json")
         config = experiment.model
-        data = experiment.data
         tokenizer = run.read_tokenizer(config.vocab_size)
         folder = run.origin
         origin = read_origin(folder) if folder.exists() else None
+        data = experiment.data if origin is None else None
     if config.decoder is None or config.head == "none":
         kind = "an encoder" if config.decoder is None else "a model without a head"
         raise InputError(
@@ -157,7 +162,18 @@ def open_model(options: "GenerateOptions") -> Opened:
             "encoder-decoder models generate text; give the folder of one"
         )
     options.check_model(translates := config.encoder is not None)
-    (length, named), most = _limits(config, data if origin is None else None)
+    # The most tokens of a source, or of a text with its answer (None: any number), and of an answer, each with the name
+    # by which the user knows it: those of a run's data, or the model's positions.
+    most = sys.maxsize, ""
+    length, named = config.decoder.max_positions, "the model's context"
+    if isinstance(data, PairData):
+        length, named = data.source_length, "the run's data.source_length"
+        most = data.target_length, "the run's data.target_length"
+    elif data is not None:
+        length = data.context_length
+    elif config.encoder is not None:
+        most = length or sys.maxsize, "the model's positions"
+        length, named = config.encoder.max_positions, "the model's positions"
     if origin is not None:
         defaults, path = defaults_of(origin, folder, translates=translates, vocabulary=config.vocab_size)
         tokenizer = tokenizer.framed(defaults.start_id, defaults.end_ids)
@@ -184,25 +200,6 @@ def open_model(options: "GenerateOptions") -> Opened:
     ignored = shortened(list(defaults.ignored), 8)
     notes = [f"not honoured, of {path}: {ignored}"] if ignored else []
     return Opened(config, decoding, reader, None if origin is None else folder, notes)
-
-
-def _limits(
-    config: TransformerConfig, data: TextData | PairData | None
-) -> tuple[tuple[int | None, str], tuple[int, str]]:
-    """Returns the most tokens of a source, or of a text with its answer (None: any number), and of an answer.
-
-    Each has the name by which the user knows it. `data` is that of a run; None: the model's positions are the limits.
-    """
-    if isinstance(data, PairData):
-        source = data.source_length, "the run's data.source_length"
-        return source, (data.target_length, "the run's data.target_length")
-    if data is not None:
-        return (data.context_length, "the model's context"), (sys.maxsize, "")
-    assert config.decoder is not None
-    most = config.decoder.max_positions
-    if config.encoder is None:
-        return (most, "the model's context"), (sys.maxsize, "")
-    return (config.encoder.max_positions, "the model's positions"), (most or sys.maxsize, "the model's positions")
 
 
 def load_model(options: "GenerateOptions", model: Opened) -> Trained:
@@ -292,8 +289,7 @@ def read_lines(path: Path | None) -> Iterator[Line]:
     require(not empty, f"{name} is empty; expected a text on each line{elsewhere}")
 
 
-@dataclass(frozen=True)
-class TextOutput:
+class TextOutput(NamedTuple):
     """Prints prompts with their continuations, or answers `alone`, one per line. Several answers get headings."""
 
     kind: str
@@ -330,8 +326,7 @@ class TextOutput:
         print(*scores.lines, sep="\n", file=sys.stderr)
 
 
-@dataclass(frozen=True)
-class JsonOutput:
+class JsonOutput(NamedTuple):
     """Prints one JSON object per line, with the number of the line that it answers if there are several."""
 
     kind: str

@@ -27,13 +27,13 @@ def main(arguments: Sequence[str]) -> int:
     out = user_path(options.out)
     require_new_folder(out)
 
-    import jax
+    import optax
 
     from jax_tformer.hub.flax_weights import load_flax
     from jax_tformer.hub.pretrained import save_pretrained
 
     net, params, tokenizer = load_flax(options.folder)
     save_pretrained(out, net, params, tokenizer, max_shard_size=options.max_shard_size)
-    count = sum(leaf.size for leaf in jax.tree.leaves(params))
+    count = optax.tree.size(params)
     print(f"{net.origin.architecture} of {count:,} parameters is in {out}/: {list_files(out)}")
     return 0

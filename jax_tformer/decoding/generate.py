@@ -78,7 +78,19 @@ def generate(
     net, params, batch = _prepare(net, params, prompts, decoding, limits, end_id, start_id, context)
     if decoding.num_beams > 1:
         require(context is None, f"context is {context} and num_beams {decoding.num_beams}; expected one of them")
-        return _search(net, params, batch, decoding, seed)
+        beams = _last(_decode(net, params, batch, decoding, seed, at_once=True)).beams
+        assert beams is not None
+        wanted = decoding.num_return_sequences
+        new, lengths, scores = (np.asarray(x)[:, :wanted] for x in beams.finished)
+        least = int(beams.finished.exist.sum(1).min())
+        require_field(
+            wanted <= least,
+            "num_return_sequences",
+            f"is {wanted}, and the beam search has found {least} sequences for a prompt; expected less, or more tokens",
+        )
+        columns = np.arange(lengths.max())
+        new = np.where(columns < lengths[..., None], new[..., columns], batch.end_ids[0])
+        return Generated(new, lengths, scores)
     tokens = np.full((len(prompts), decoding.num_return_sequences, int(batch.limits.max())), batch.end_ids[0], np.int32)
     for rows, part in batch.groups:
         new = _new_tokens(_last(_decode(net, params, part, decoding, seed, at_once=True)))
@@ -87,24 +99,6 @@ def generate(
     lengths = np.where(ended.any(-1), ended.argmax(-1) + 1, tokens.shape[-1]).astype(np.int32)
     lengths = np.minimum(lengths, batch.limits[:, None])
     return Generated(tokens[..., : int(lengths.max())], lengths, None)
-
-
-def _search(
-    net: DecoderTransformer, params: Params, batch: "PromptBatch", decoding: DecodingConfig, seed: int
-) -> Generated:
-    """Returns the best sequences of a beam search, in which no text slides."""
-    beams = _last(_decode(net, params, batch, decoding, seed, at_once=True)).beams
-    assert beams is not None
-    wanted = decoding.num_return_sequences
-    new, lengths, scores = (np.asarray(x)[:, :wanted] for x in beams.finished)
-    fewest = int(beams.finished.exist.sum(1).min())
-    require_field(
-        wanted <= fewest,
-        "num_return_sequences",
-        f"is {wanted}, and the beam search has found {fewest} sequences for a prompt; expected less, or more tokens",
-    )
-    columns = np.arange(lengths.max())
-    return Generated(np.where(columns < lengths[..., None], new[..., columns], batch.end_ids[0]), lengths, scores)
 
 
 def stream(
@@ -159,8 +153,12 @@ class Answerer:
         self._translates = self.net.config.encoder is not None
         framing = framing_of(self.tokenizer, self._translates)
         self._end_ids = framing.end_ids
-        self._options: dict[str, Any] = {"end_id": self._end_ids or None, "start_id": framing.start_id}
-        self._options |= {"seed": self.seed, "context": self.context}
+        self._options: dict[str, Any] = {
+            "end_id": self._end_ids or None,
+            "start_id": framing.start_id,
+            "seed": self.seed,
+            "context": self.context,
+        }
         self._rows = 1
 
     def answers(self, prompts: Sequence[Prompt]) -> list[list[Completion]]:

@@ -279,11 +279,8 @@ class RunFolder:
         while (aside := path.with_name(f"{path.name}.{number}")).exists():
             number += 1
         try:
-            path.rename(aside)
-        except OSError as error:
-            raise InputError(
-                f"cannot move {path} to {aside.name}: {error.strerror}; give a new --run instead of --resume no"
-            ) from error
+            with explained(f"cannot move {path} to {aside.name}: {WHY}; give a new --run instead of --resume no"):
+                path.rename(aside)
         finally:
             self.unlock()
         return aside

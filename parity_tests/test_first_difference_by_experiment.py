@@ -662,6 +662,40 @@ def test_who_is_handed_a_gradient_is_said(mine, their, side, source, said):
     assert found.kind == said
 
 
+class SineByHand(torch.autograd.Function):
+    """The sine, computed without gradients, with its own derivative; a detach behind it is one all the same."""
+
+    @staticmethod
+    def forward(ctx, h):
+        ctx.save_for_backward(h)
+        return torch.sin(h)
+
+    @staticmethod
+    def backward(ctx, slope):
+        (h,) = ctx.saved_tensors
+        return slope * torch.cos(h)
+
+
+@pytest.mark.parametrize("power", [1, 2])
+def test_what_a_function_of_autograd_computes_is_not_detached(power):
+    """A wrong derivative of ours hands nothing to anything else either."""
+
+    @jax.custom_vjp
+    def same(y):
+        return y
+
+    same.defvjp(lambda y: (y, y), lambda y, slope: (slope + (power - 1) * jnp.cos(y),))
+
+    def forward(m, x, h):
+        y = SineByHand.apply(h)
+        return torch.tanh((y.detach() if power == 1 else y) * m.norm.weight) * y
+
+    found = asked(lambda p, x, h: jnp.tanh(same(jnp.sin(h)) * p["scale"]) * jnp.sin(h), forward, backward=True)
+    assert found.sure == (power == 1), str(found)
+    assert found.theirs.operation == "aten.detach" or power == 2
+    assert "something else" not in (found.kind or "")
+
+
 def test_a_mask_behind_the_lines_is_not_sure_there():
     """What ours takes along an axis, and theirs shifts, has no equal in the right port either."""
     places = np.arange(6) + np.arange(6)[:, None]

@@ -10,7 +10,8 @@ from parity.differ.answer import Difference
 from parity.differ.conditioning import as_rounded, explained_by_rounding
 from parity.differ.element_order import error_of
 from parity.differ.explanation import counted, explain_outputs, explain_stage
-from parity.differ.handed_back import Gradients, where_one_hands_back
+from parity.differ.handed_back import Gradients, Search
+from parity.differ.stopped_gradients import where_one_stops
 from parity.differ.traced_sides import Sides
 from parity.differ.values import GRADIENT, STACK, Values
 
@@ -115,11 +116,16 @@ def _backward(sides: Sides, name: str) -> Difference:
     about = tuple(map(said.__getitem__, errors)), sides.held_by, name, sides.accepted
     answer = explain_stage((ours, theirs), forced, "backward", errors, *about)
     if not answer.sure:
+        reached = {key for key, (mine, their, _) in compared.items() if max(mine, their) > zero}
         largest = max((error for error in errors.values() if math.isfinite(error)), default=1.0)
         wrong = {key for key, error in errors.items() if not error < 1e-6 * largest}
         trained = {path for key in compared for path, _ in sides.held_by.get(key, ())}, compared.keys()
         gradients = Gradients((ours, theirs), (ends, their_ends), trained, wrong, zero, sides.gradients, sides.held)
-        answer = where_one_hands_back(gradients, answer)
+        search, before = Search.of(gradients), answer
+        answer = search.where_one_hands_back(answer) if search else answer
+        if answer is before:
+            answer = where_one_stops(ours, theirs, answer, (set(errors), reached), sides.held_by)
+        answer = search.where_it_goes_elsewhere(answer) if search and answer is before else answer
     return replace(answer, trained_alone=alone)
 
 

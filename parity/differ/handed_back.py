@@ -26,6 +26,8 @@ _ALIKE = 24
 """Places of the same lines, at most."""
 _STEPS = 8
 """Values on, at most, to the first that has an equal."""
+_MOST = 1 << 24
+"""Elements, at most, of all gradients of a side."""
 _BAR = 1e-8
 """How far apart gradients may be that agree: what is small beside others has lost digits."""
 
@@ -74,24 +76,9 @@ class _Stop(NamedTuple):
     """Whether a program asks for that there."""
 
 
-def where_one_hands_back(gradients: Gradients, answer: Difference) -> Difference:
-    """The place where one side hands a gradient back and the other does not, or hands it to something else, if without
-    it all gradients are the same; else the answer as it is. Sure, if the other side is seen to stop it."""
-    search = _Search(gradients)
-    for side in (0, 1):
-        for handed, stop in search.alone(side):
-            mends = search.mends({side: handed})
-            if mends is Mended.ALL or (mends is Mended.UNKNOWN and stop and stop.detached):
-                return search.told(answer, side, handed, stop, mends)
-    for here, there in search.elsewhere():
-        if search.mends({0: here, 1: there}) is Mended.ALL:
-            sites = search.place(0, here), search.place(1, there)
-            said = "each hands a gradient back to something else here"
-            return replace(answer, ours=sites[0], theirs=sites[1], agreed=(), kind=said, sure=True, confirmed=False)
-    return answer
+class Search:
+    """Looks for what one side hands back and could leave out."""
 
-
-class _Search:
     def __init__(self, gradients: Gradients) -> None:
         self._sides, self._ends, self._given = gradients.sides, gradients.ends, gradients
         self._bits = {name: 1 << n for n, name in enumerate(sorted({*self._ends[0], *self._ends[1]}))}
@@ -100,21 +87,63 @@ class _Search:
         self._handed = [[*self._all_handed(*each)] for each in zip(self._sides, self._ends, strict=True)]
         self._alike = [self._by_lines(*each) for each in zip(self._sides, self._handed, strict=True)]
         self._runs = dict[Any, Values | Mended]()
+        for values, ends, handed in zip(self._sides, self._ends, self._handed, strict=True):
+            kept = {i for each in handed for _, i in each.places if i is not None}
+            values.want({i for numbers in ends.values() for i in numbers} | {*values.outputs.values()} | kept)
 
-    def alone(self, side: int) -> Iterator[tuple[_Handed, _Stop | None]]:
+    @classmethod
+    def of(cls, gradients: Gradients) -> "Search | None":
+        """None where the way back is too large to be run on again and again."""
+        sizes = (sum(math.prod(row.shape) for row in values.rows if row.backward) for values in gradients.sides)
+        return cls(gradients) if max(sizes) <= _MOST else None
+
+    def where_one_hands_back(self, answer: Difference) -> Difference:
+        """The place where one side hands a gradient back and the other stops it, or is not made of what it would go to,
+        if without it all gradients are the same; else the answer as it is."""
+        for side in (0, 1):
+            for handed, stop in self.alone(side):
+                if self.mends({side: handed}):
+                    return self.told(answer, side, handed, stop)
+        return answer
+
+    def where_it_goes_elsewhere(self, answer: Difference) -> Difference:
+        """Where one side alone trains the weights that differ, their first; else where each hands a gradient that both
+        have to something else, if without that all gradients are the same. No more than places to look at."""
+        for side in (0, 1):
+            if sites := self.of_one_side(side):
+                others = (answer.ours,) if answer.ours else ()
+                said = f"{self._sides[side].side} alone trains this weight"
+                return replace(answer, ours=sites[0], theirs=sites[1], agreed=(), kind=said, sure=False, others=others)
+        for here, there in self.elsewhere():
+            if self.mends({0: here, 1: there}):
+                places = self.place(0, here), self.place(1, there)
+                said = "each hands a gradient back to something else here"
+                return replace(answer, ours=places[0], theirs=places[1], agreed=(), kind=said, sure=False)
+        return answer
+
+    def alone(self, side: int) -> Iterator[tuple[_Handed, _Stop]]:
         """What a side may hand back alone, at one place or wherever it comes to the same lines, the first on the way
         back first; before all else what the other side detaches."""
         mending = self._handed[side], self._alike[side]
         found = [[(each, self._stop(side, each)) for each in handed if each.reach == self._wrong] for handed in mending]
         for detached, handed in product((True, False), found):
-            chosen = (each for each in handed if bool(each[1] and each[1].detached) is detached)
-            yield from islice(chosen, _TRIED)
+            yield from islice(((each, stop) for each, stop in handed if stop and stop.detached is detached), _TRIED)
 
     def elsewhere(self) -> Iterator[tuple[_Handed, _Handed]]:
         """What each side may hand to something else, first what goes to other weights."""
         all_of_both = ((*one, *several) for one, several in zip(self._handed, self._alike, strict=True))
         ours, theirs = (sorted(each, key=lambda each: each.reach == self._wrong)[:_PAIRED] for each in all_of_both)
-        return (pair for pair in product(ours, theirs) if pair[0].reach | pair[1].reach == self._wrong)
+        for here, there in product(ours, theirs):
+            # The same gradient, and not to the same.
+            same = not self._sides[0].equals(self._handed_on(0, here)).isdisjoint(self._handed_on(1, there))
+            apart = here.of and there.of and self._sides[0].equals(here.of).isdisjoint(there.of)
+            if same and apart and here.reach != there.reach and here.reach | there.reach == self._wrong:
+                yield here, there
+
+    def _handed_on(self, side: int, handed: _Handed) -> set[int]:
+        """The gradient that is handed on, or what it is computed of."""
+        values = self._sides[side]
+        return {i for i in (handed.row, *values.rows[handed.row].inputs) if values.rows[i].backward}
 
     def _all_handed(self, values: Values, ends: Ends) -> Iterator[_Handed]:
         """The gradients without an equal that weights with another gradient have theirs from, and no others."""
@@ -169,13 +198,13 @@ class _Search:
         read = [i for i in handed.of if any(not _stops(values.rows[k]) for k in values.readers(i))]
         for i in read:
             for j in values.equal.get(i, ()) if i not in self._free[side] else ():
-                if j in free and any(other.is_made_of(m, j) for m in makes):
+                if j in free and other.leaf(j) is None and any(other.is_made_of(m, j) for m in makes):
                     at = _stopping(other, free, j)
                     detached = at in other.stopped or _stops(other.rows[at])
                     return _Stop(i, at if detached else j, detached)
         return None
 
-    def mends(self, handed: Mapping[int, _Handed]) -> Mended:
+    def mends(self, handed: Mapping[int, _Handed]) -> bool:
         """Whether all gradients agree, if each of these sides is run on without what it hands back."""
         sides = [*self._sides]
         for side, each in handed.items():
@@ -184,7 +213,7 @@ class _Search:
                 self._runs[key] = self._without(side, each)
             after = self._runs[key]
             if isinstance(after, Mended):
-                return after
+                return False
             sides[side] = after
         mine = self._given.by_name(replace(sides[0], arrays={**sides[0].arrays}))
         for name, numbers in self._ends[1].items():
@@ -193,39 +222,35 @@ class _Search:
             here = mine.get(name, np.zeros_like(their))
             tiny = max(map(np.linalg.norm, (here, their))) <= 1e3 * self._given.zero
             if not tiny and not error_of(here, their) <= _BAR:
-                return Mended.NOT_ALL
-        return Mended.ALL
+                return False
+        return True
 
     def _without(self, side: int, handed: _Handed) -> Values | Mended:
+        """The gradients of a side without what it hands back."""
         values = self._sides[side]
-        kept = [i for _, i in handed.places if i is not None]
-        for each, ends in zip(self._sides, self._ends, strict=True):
-            each.want({i for numbers in ends.values() for i in numbers} | {*each.outputs.values()})
-        values.want(kept)
         (first, stays), *others = handed.places
         nothing = {k: np.zeros(values.rows[k].shape) for k, i in handed.places if i is None}
         array = nothing[first] if stays is None else values.array(stays)
-        assert array is not None
+        read = {*values.outputs.values()} | {i for numbers in self._ends[side].values() for i in numbers}
+        if array is None or not read <= values.arrays.keys():
+            return Mended.UNKNOWN
         twins = {k: nothing[k] if i is None else i for k, i in others}
-        return run_on(values, Change(first, array, twins), backward=True)
+        after = run_on(values, Change(first, array, twins), backward=True)
+        return after if isinstance(after, Mended) else replace(after, arrays={i: after.arrays[i] for i in read})
 
-    def told(self, answer: Difference, side: int, handed: _Handed, stop: _Stop | None, mends: Mended) -> Difference:
-        """The answer: sure if the other side is seen to detach it, or to be made of what nothing is handed to."""
+    def told(self, answer: Difference, side: int, handed: _Handed, stop: _Stop) -> Difference:
+        """The answer: what the other side detaches, or, not for sure, where it is made of what nothing is handed to."""
         values, other = self._sides[side], self._sides[1 - side]
-        own, its = self.place(side, handed), (answer.theirs, answer.ours)[side]
-        if stop is not None and stop.detached:
-            its = other.site(stop.at)
-        elif frozen := self._frozen(side):
-            (own, its), stop = frozen, None
-        elif stop is not None:
+        if stop.detached:
+            own, its = self.place(side, handed), other.site(stop.at)
+        else:
             at = self._begins(side, stop.of)
             own, its = values.site(at), other.site(values.equal[at][0])
-        said = f"{values.side} hands a gradient back here, {other.side} does not"
-        detached = bool(stop and stop.detached)
         here, there = (own, its) if side == 0 else (its, own)
-        said += ": it is detached" * detached
-        sure, confirmed = stop is not None, detached and mends is Mended.ALL
-        return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=sure, confirmed=confirmed)
+        said = f"{values.side} hands a gradient back here, {other.side} does not" + ": it is detached" * stop.detached
+        return replace(
+            answer, ours=here, theirs=there, agreed=(), kind=said, sure=stop.detached, confirmed=stop.detached
+        )
 
     def place(self, side: int, handed: _Handed) -> Site:
         """The line that hands it back. A sum computes nothing for what it hands on: of several, the first that reads
@@ -239,18 +264,23 @@ class _Search:
             todo += [n for n in values.rows[i].inputs if _hands_on(values, i) and values.rows[n].data and n not in todo]
         return values.site(handed.row)
 
-    def _frozen(self, side: int) -> tuple[Site, Site] | None:
-        """Where the first weight is read that only this side trains, if that is all that differs."""
-        values, other = self._sides[side], self._sides[1 - side]
-        ends, none = self._ends[side], [*map(self._ends[1 - side].get, self._given.wrong)]
-        if any(other.rows[i].largest > self._given.zero for numbers in none for i in numbers or ()):
+    def of_one_side(self, side: int) -> tuple[Site, Site] | None:
+        """Where each side reads the first of the weights that differ, if this side alone trains them."""
+        ends = (i for name in self._given.wrong for i in self._ends[1 - side].get(name, ()))
+        if any(self._sides[1 - side].rows[i].largest > self._given.zero for i in ends):
             return None
-        found = {
-            values.outputs.get(GRADIENT + row.name): k for k, row in enumerate(values.rows) if row.kind == "parameter"
-        }
-        first = min((found[i] for name in self._given.wrong for i in ends[name] if i in found), default=None)
-        equal = values.equal.get(first, ()) if first is not None else ()
-        return (values.made(first), other.made(equal[0])) if first is not None and equal else None
+        ours, theirs = self._weights(0), self._weights(1)
+        both = [(ours[name], theirs[name]) for name in ours.keys() & theirs]
+        return (self._sides[0].made(min(both)[0]), self._sides[1].made(min(both)[1])) if both else None
+
+    def _weights(self, side: int) -> dict[str, int]:
+        """The weights of a side whose gradients are wrong, by the names of theirs."""
+        values, ends = self._sides[side], self._ends[side]
+        found = {row.name: k for k, row in enumerate(values.rows) if row.kind == "parameter"}
+        if side == 1:
+            return {name: found[name] for name in self._given.wrong if name in found}
+        of = {values.outputs.get(GRADIENT + name): k for name, k in found.items()}
+        return {name: of[i] for name in self._given.wrong for i in ends.get(name, ()) if i in of}
 
     def _begins(self, side: int, number: int) -> int:
         """Back through sums, from a value that the other side hands nothing through, to the first one that is made of

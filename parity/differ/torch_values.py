@@ -298,7 +298,7 @@ class Recorder(TorchDispatchMode):
                 else:
                     tensor.copy_(torch.from_numpy(given))
             number = self.values.add(row, tensor)
-            self.values.stopped |= set() if back or torch.is_grad_enabled() else {number}
+            self.values.stopped |= set() if back or torch.is_grad_enabled() or _in_function() else {number}
             self.values.note_island(number, tensor, "site-packages/" not in place.file)
             if func._schema.is_mutable:
                 storage = tensor.untyped_storage().data_ptr()
@@ -382,6 +382,14 @@ def _place(call: Any) -> Place:
         return Place()
     chain = tuple(frame.f_code.co_name for frame in reversed((written or layers)[:6]))
     return Place(chosen.f_code.co_filename, chosen.f_lineno, chosen.f_code.co_name, chain)
+
+
+def _in_function() -> bool:
+    """Whether this is within an autograd.Function, which computes without gradients, and hands its own back."""
+    frame: Any = sys._getframe(1)
+    while frame is not None and not frame.f_code.co_filename.endswith("torch/autograd/function.py"):
+        frame = frame.f_back
+    return frame is not None
 
 
 def _passes_on(code: Any) -> bool:

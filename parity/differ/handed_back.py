@@ -191,10 +191,9 @@ class Search:
         values, other, free = self._sides[side], self._sides[1 - side], self._free[1 - side]
         near = _belongs_to(values, handed.row)
         for _ in range(_STEPS):
-            if values.equals(near):
+            if makes := values.equals(near) - free:
                 break
             near = [k for i in near for k in values.readers(i) if not values.rows[k].backward]
-        makes = values.equals(near) - free
         read = [i for i in handed.of if any(not _stops(values.rows[k]) for k in values.readers(i))]
         for i in read:
             for j in values.equal.get(i, ()) if i not in self._free[side] else ():

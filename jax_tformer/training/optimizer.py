@@ -147,12 +147,13 @@ def optimizer(config: OptimizerConfig, steps: int) -> optax.GradientTransformati
     decay = config.weight_decay
     decays = optax.add_decayed_weights(decay, has_decay)
     falls = optax.scale_by_learning_rate(rate)
-    adamw = optax.adamw(rate, config.beta1, config.beta2, config.eps, 0.0, weight_decay=decay, mask=has_decay)
+    b1, b2 = config.beta1, config.beta2
+    adamw = optax.adamw(rate, b1=b1, b2=b2, eps=config.eps, eps_root=0.0, weight_decay=decay, mask=has_decay)
     match config.name:
         case "adamw":
             chosen = adamw
         case "lion":
-            chosen = optax.lion(rate, config.beta1, config.beta2, weight_decay=decay, mask=has_decay)
+            chosen = optax.lion(rate, b1, b2, weight_decay=decay, mask=has_decay)
         case "adafactor":
             chosen = optax.chain(scale_by_adafactor(), decays, falls)
         case "sgd":

@@ -119,7 +119,7 @@ def test_a_fault_among_experts_is_found(fault, line, their_line, kind, descendin
             "jax.lax.top_k(groups, 2)[0].sum(-1)",
             "theirs adds bias here; without that, theirs goes on as ours does",
         ),
-        ("groups", 'fault == "groups"', ""),
+        ("groups", 'fault == "groups"', "ours applies reduce_max here; with reduce_sum, ours goes on as theirs does"),
         ("after", 'fault == "after"', "ours multiplies by 0.5 here; without that, ours goes on as theirs does"),
     ],
 )
@@ -153,7 +153,7 @@ def test_what_chooses_is_named_and_not_what_is_chosen(fault, line, kind):
     found = first_difference(chosen, theirs, weights, [numbers(12, WIDTH)], backward=False)
     assert line in found.ours.source
     assert kind in (found.kind or "")
-    assert "mask" not in (found.kind or "")
+    assert "the mask" not in (found.kind or "")
 
 
 def test_a_mask_that_both_have_is_no_other_choice_where_it_was_not_kept(monkeypatch):

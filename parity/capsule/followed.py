@@ -22,7 +22,8 @@ def packed(values: Values) -> Tensors:
     for row in values.rows:
         file, line, function = row.place[:3]
         row.place = Place(short(file), line, function, (), read_line(file, line))
-    rows = [[getattr(row, field.name) for field in fields(row)[:-1]] for row in values.rows]
+    # All but how it is computed, once more or otherwise.
+    rows = [[getattr(row, field.name) for field in fields(row)[:-2]] for row in values.rows]
     said = json.dumps([rows, values.outputs, values.opaque], default=np.ndarray.tolist)
     if len(said) > _ROOM:
         raise ValueError(f"{len(rows):,} values are too many for a capsule")
@@ -44,7 +45,8 @@ def unpacked(tensors: Tensors) -> Values:
     for number, told in enumerate(rows):
         of: Any = [tuple(x) if isinstance(x, list) else x for x in told]
         row = Value(*of)
-        row.place, row.features = Place(*row.place), row.features and np.array(row.features)
+        place: Any = (tuple(x) if isinstance(x, list) else x for x in row.place)
+        row.place, row.features = Place(*place), row.features and np.array(row.features)
         if not all(0 <= i < number for i in row.inputs):
             raise ValueError(f"value {number} is made of one that comes later")
         values.rows.append(row)

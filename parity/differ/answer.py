@@ -74,6 +74,9 @@ class Difference:
     """Other lines of ours to look at, where it is not sure, on the way forward: where the order of what is read there
     may have been lost, what is chosen by and has no equal, and where the two begin to differ as well."""
 
+    tried: bool = False
+    """Whether it was found by trying out steps: where one is done otherwise, all agrees."""
+
     def __bool__(self) -> bool:
         """Whether there is a difference."""
         return self.stage != "none"
@@ -140,6 +143,9 @@ class Difference:
             if self.ours is None:
                 return "sure: the numbers themselves differ"
             return "sure: with what agrees, the two places read weights that are not each other's"
+        if self.tried:
+            trust = "sure" if self.confirmed else "likely" if self.sure else "not sure"
+            return f"{trust}: with one step done otherwise {'here alone, ' * self.sure}all agrees"
         if self.sure and self.confirmed:
             return "sure: what both places read agrees, and what they make of it does not"
         if self.sure:

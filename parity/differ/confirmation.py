@@ -8,7 +8,7 @@ where a function is called in each layer, and the difference is that one.
 import math
 import operator
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
 from itertools import starmap
@@ -25,13 +25,20 @@ _MOST = 1 << 26
 """Elements, at most, of what is read by the values that are computed anew."""
 
 
+class Instead(NamedTuple):
+    """What is computed in the place of a value, and of which values."""
+
+    inputs: tuple[int, ...]
+    again: Callable[[Sequence[Any]], Any]
+
+
 class Change(NamedTuple):
     """What comes in the place of a value, and which values or numbers in the place of others, such as its twins, which
     the same lines make."""
 
     number: int
     array: np.ndarray
-    twins: Mapping[int, int | np.ndarray]
+    twins: Mapping[int, int | np.ndarray | Instead]
     alone: bool = False
     """Whether what agrees stays as it is, although it is made of the value."""
 
@@ -135,33 +142,14 @@ def _error(ours: np.ndarray | None, theirs: np.ndarray | None) -> float:
 
 def run_on(values: Values, change: Change, *, backward: bool = False) -> Values | Mended:
     """A side with a change, and all that follows from it, on the way back too if so asked; else what that means."""
-    rows, live = [*values.rows], values.live()
-    given = {change.number, *change.twins}
-    seen, after = set(given), list[int]()
-    for k in range(min(given), len(rows)):
-        stays = k not in live or (rows[k].backward and not backward) or (change.alone and k in values.equal)
-        if not stays and not seen.isdisjoint(rows[k].inputs):
-            seen.add(k)
-            after += [] if k in given else [k]
-    read = {i for k in after for i in rows[k].inputs} | {i for i in change.twins.values() if isinstance(i, int)}
-    if sum(math.prod(rows[i].shape) for i in read) > _MOST or any(rows[k].again is None for k in after):
+    after, able = _follow(values, change, values.live(), backward)
+    if not able:
         return Mended.UNKNOWN
-    values.want(read)
-    if not read - given <= values.arrays.keys():
-        return Mended.UNKNOWN  # of a side that was recorded, the larger ones are not there
-    changed: dict[int, Any] = {change.number: change.array}
+    rows, changed = [*values.rows], dict[int, Any]()
     try:
-        for k in sorted({*after, *change.twins}):
-            if k in change.twins:
-                i = change.twins[k]
-                # What stands for it may have been computed anew.
-                held = i if not isinstance(i, int) else changed[i] if i in changed else values.arrays[i]
-                changed[k] = in_shape(held, rows[k].shape)[0]
-                continue
-            arrays = [changed[i] if i in changed else values.array(i) for i in rows[k].inputs]
-            with np.errstate(all="ignore"):
-                changed[k] = np.asarray(rows[k].again(arrays))  # type: ignore[misc]
-            if _has_nan(changed[k]) and not _has_nan(values.arrays.get(k)):
+        for k, array in _computed(values, change, after):
+            changed[k] = array
+            if _has_nan(array) and not _has_nan(values.arrays.get(k)):
                 return Mended.NOT_ALL  # what is no number says nothing, and would hide what differs
     except Exception:  # Numbers of another shape do not fit what follows.
         return Mended.NOT_ALL
@@ -170,6 +158,55 @@ def run_on(values: Values, change: Change, *, backward: bool = False) -> Values 
             features, largest = fingerprint(array, depends_on_data=rows[k].data)
             rows[k] = replace(rows[k], features=features, largest=largest)
     return replace(values, rows=rows, arrays=values.arrays | changed, again=None)
+
+
+def rerun(values: Values, change: Change, live: Collection[int]) -> Iterator[tuple[int, np.ndarray]]:
+    """What follows from a change, in the order of execution, with its numbers; nothing where it is too large."""
+    after, able = _follow(values, change, live, backward=False)
+    yield from _computed(values, change, after) if able else ()
+
+
+def _follow(values: Values, change: Change, live: Collection[int], backward: bool) -> tuple[list[int], bool]:
+    """What is computed anew with a change, and whether it can be."""
+    rows = values.rows
+    given = {change.number, *change.twins}
+    seen, after = set(given), list[int]()
+    for k in range(min(given), len(rows)):
+        stays = k not in live or (rows[k].backward and not backward) or (change.alone and k in values.equal)
+        if not stays and not seen.isdisjoint(rows[k].inputs):
+            seen.add(k)
+            after += [] if k in given else [k]
+    read = {i for k in after for i in rows[k].inputs}
+    for held in change.twins.values():
+        read |= {held} if isinstance(held, int) else {*held.inputs} if isinstance(held, Instead) else set()
+    if sum(math.prod(rows[i].shape) for i in read) > _MOST or any(rows[k].again is None for k in after):
+        return [], False
+    values.want(read)
+    # Of a side that was recorded, the larger ones are not there.
+    return after, read - given <= values.arrays.keys()
+
+
+def _computed(values: Values, change: Change, after: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
+    rows, changed = values.rows, dict[int, Any]()
+
+    def numbers(i: int) -> Any:
+        return changed[i] if i in changed else values.array(i)
+
+    changed[change.number] = change.array
+    yield change.number, change.array
+    for k in sorted({*after, *change.twins}):
+        held = change.twins.get(k, Instead(rows[k].inputs, rows[k].again))  # type: ignore[arg-type]
+        with np.errstate(all="ignore"):
+            # What stands for it may have been computed anew.
+            made = (
+                numbers(held)
+                if isinstance(held, int)
+                else np.asarray(held.again([*map(numbers, held.inputs)]))
+                if isinstance(held, Instead)
+                else held
+            )
+        changed[k] = in_shape(made, rows[k].shape)[0] if k in change.twins else made
+        yield k, changed[k]
 
 
 def _has_nan(array: np.ndarray | None) -> bool:

@@ -26,14 +26,16 @@ from parity.differ.confirmation import Mended
 from parity.differ.element_order import distance, error_of
 from parity.differ.fingerprints import BAR
 from parity.differ.kinds import kind
+from parity.differ.one_step import one_step_otherwise
 from parity.differ.origin_of_order import Origin, first_move, is_in_order, lost_order, origin_of_order, reordered_choice
 from parity.differ.parts import match_in_parts
 from parity.differ.row_sets import is_routed
-from parity.differ.substitution import GOES_ON, WAYS, exchanged, experiment, of_same_weight, repaired
+from parity.differ.substitution import GOES_ON, WAYS, copied_from, exchanged, experiment, of_same_weight, repaired
 from parity.differ.values import Site, Value, Values
 from parity.differ.weights import Held, other_layers, other_weights, read_by_both, unread_weights
 from parity.gates.measure import ParityError
 
+_TWO_WEIGHTS = "perhaps two weights are"
 _POSITIONS = 500
 """With so many positions, angles that are a little wrong show."""
 _PAIRS = 4
@@ -119,10 +121,31 @@ def explain_stage(
     if first is not None and second is not None:
         parting = _Parting(stage, sides, held_by, about, found, first, second, together, grown)
         answer = parting.explained()
-        return answer if answer.sure or stage == "backward" else replace(answer, others=parting.other_lines(answer))
-    if stage == "forward" and (shown := experiment(sides, first, second, found)):
-        return Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.confirmed, **about)
-    return _one_sided(stage, first or second, theirs if first else ours, about)
+        if not (answer.sure or answer.others) and stage != "backward":
+            answer = replace(answer, others=parting.other_lines(answer))
+    elif stage == "forward" and (shown := experiment(sides, first, second, found)):
+        answer = Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.confirmed, **about)
+    else:
+        answer = _one_sided(stage, first or second, theirs if first else ours, about)
+    what = answer.kind or ""
+    proved = (answer.sure and answer.confirmed and not what.startswith("ours is ")) or what.endswith(_TWO_WEIGHTS)
+    return answer if answer.stage != "forward" or proved else _with_one_step(sides, answer)
+
+
+def _with_one_step(sides: tuple[Values, Values], answer: Difference) -> Difference:
+    """The answer, or what one side does in one step, if all agrees where it does that otherwise: likely where all steps
+    were tried and one line alone does so, and sure where it is that of the answer as well."""
+    (ours, tried), (theirs, tried_there) = one_step_otherwise(*sides), one_step_otherwise(*sides[::-1])
+    before = [site and (site.file, site.line) for site in (answer.ours, answer.theirs)]
+    met = any((each.site.file, each.site.line) in before for each in (*ours, *theirs))
+    if not (ours or theirs) or (met and answer.sure):
+        return answer
+    alone = len(ours) < 2 and len(theirs) < 2 and tried and tried_there
+    said = "; ".join(each[0].said for each in (ours, theirs) if each)
+    places = ours[0].site if ours else answer.ours, theirs[0].site if theirs else answer.theirs
+    others = () if alone else tuple(each.site for each in ours[1 : 1 + _OTHERS])
+    trust: dict[str, Any] = {"sure": alone, "confirmed": alone and met, "tried": True}
+    return replace(answer, ours=places[0], theirs=places[1], kind=said, others=others, **trust)
 
 
 @dataclass
@@ -170,7 +193,7 @@ class _Parting:
                 return found
         if origin.inherited is not None and wrong is None:
             i, j = origin.inherited
-            said = f"{origin.said}: perhaps two weights are"
+            said = f"{origin.said}: {_TWO_WEIGHTS}"
             places = self.sides[0].made(i), self.sides[1].made(j)
             return Difference(self.stage, *places, (), said, False, False, **self.about)
         if wrong is None and readable and forward:
@@ -233,7 +256,11 @@ class _Parting:
         held = order.removeprefix("the same numbers")
         told = f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name}{held}"
         places = ours.made(self.first.number), theirs.made(self.second.number)
-        return Difference("parameters", *places, (), order, True, True, (told,), **self.about)
+        # What is multiplied by the weight may be in another order as well, where ours moves its axes.
+        read = (k for k in self.first.row.inputs if ours.parameter(k) is None)
+        moved = [m for k in read for m in copied_from(ours, k) if re.search("transpose|rev", ours.rows[m].operation)]
+        others, sure = tuple(map(ours.site, moved[:_OTHERS])), not moved
+        return Difference("parameters", *places, (), order, sure, sure, (told,), others=others, **self.about)
 
     def _by_experiment(self, origin: Origin) -> Difference | None:
         here, there = self.starts

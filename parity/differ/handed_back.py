@@ -190,8 +190,10 @@ class Search:
         which a gradient is handed."""
         values, other, free = self._sides[side], self._sides[1 - side], self._free[1 - side]
         near = _belongs_to(values, handed.row)
+        returned = {i: other.outputs[name] for name, i in values.outputs.items() if name in other.outputs}
         for _ in range(_STEPS):
-            if makes := values.equals(near) - free:
+            # What is returned has a gradient to hand back on both sides.
+            if makes := values.equals(near) - free | {returned[i] for i in near if i in returned}:
                 break
             near = [k for i in near for k in values.readers(i) if not values.rows[k].backward]
         read = [i for i in handed.of if any(not _stops(values.rows[k]) for k in values.readers(i))]

@@ -15,7 +15,23 @@ import jax.numpy as jnp
 import numpy as np
 from jax.extend.core import ClosedJaxpr, Jaxpr, JaxprEqn, Literal, jaxpr_as_fun
 
-from parity.differ.values import NOWHERE, ROW, STACK, Direction, Kind, Place, Step, Value, Values, is_narrow, read_line
+from parity.differ.values import (
+    NOWHERE,
+    ROW,
+    STACK,
+    Direction,
+    Kind,
+    Othersteps,
+    Place,
+    Step,
+    Value,
+    Values,
+    as_chain,
+    is_narrow,
+    others_than,
+    read_line,
+    similar,
+)
 from parity.gates.pytrees import is_key
 
 _CALLS = {"jit", "pjit", "closed_call", "core_call", "remat2", "checkpoint", "custom_jvp_call", "custom_vjp_call"}
@@ -193,6 +209,7 @@ class _Run:
                 forward=self._forward_of(eqn, place, inputs) if way == "backward" else None,
             )
             row.again = partial(_made_again, make, eqn, literals, n)
+            row.otherwise = partial(_otherwise, make, eqn, literals, n)
             number = self.values.add(row, array)
             self.values.beside |= {number} if beside and not row.derived else set()
             self.values.note_island(number, array, _asks_for_type(eqn) and not in_library)
@@ -317,10 +334,10 @@ class _Run:
                     fallback = frame  # the optimizer is what is asked about, where nobody wrote anything around it
                 if ours is None and frame.file_name.startswith(_LIBRARIES[1]):
                     ours = len(frames)  # what lies outside of it called us
-            names = [frame.function_name.split("<locals>.")[-1] for frame in reversed(frames[:ours])]
+            calls = [(frame.function_name.split("<locals>.")[-1], frame.line_num) for frame in reversed(frames[:ours])]
             # Of what is traced within a loop, the frames outside are those of the loop.
-            before = outer.chain if ours is None else ()
-            chain = (*before, *(name for name in names if not name.startswith("<")))
+            before = outer.called() if ours is None else ()
+            chain = as_chain(before, [(name, line) for name, line in calls if not name.startswith("<")])
             first = frames[0] if frames else None if outer.file else fallback
             self._places[key] = (
                 outer if first is None else Place(first.file_name, first.line_num, first.function_name, chain)
@@ -528,3 +545,32 @@ def _type(array: Any) -> str:
 
 def _axes(variable: Any) -> int:
     return variable.aval.ndim
+
+
+_ALONG = re.compile("cum|arg|reduce|iota|sort")
+"""Operations along an axis that may be another one."""
+
+
+def _otherwise(make: Any, eqn: JaxprEqn, literals: Sequence[Any], output: int, numbers: Sequence[float]) -> Othersteps:
+    """An operation with another number, argument or name: what is said of it, and how it is computed."""
+    for n, held in enumerate(literals):
+        if held is not None and np.size(held) == 1 and _is_real(held):
+            value = np.asarray(held).item()
+            for number in others_than(value, numbers):
+                given = [*literals[:n], jnp.full_like(held, number), *literals[n + 1 :]]
+                yield f"has {value:g} here; with {number:g}", partial(_made_again, make, eqn, given, output)
+    axes = range(len(getattr(eqn.outvars[output].aval, "shape", ()))) if _ALONG.match(eqn.primitive.name) else ()
+    for key, value in eqn.params.items():
+        held = value[0] if isinstance(value, tuple) and len(value) == 1 else value
+        # What is no axis is not checked, and may end the program.
+        own = key == "reverse" or (key in ("axis", "axes", "dimension") and isinstance(held, int))
+        for other in (each for each in others_than(held, ()) if key == "reverse" or each in axes) if own else ():
+            params = {**eqn.params, key: (other,) if isinstance(value, tuple) else other}
+            yield (
+                f"has {key}={held} here; with {other}",
+                partial(_made_again, make, eqn.replace(params=params), literals, output),
+            )
+    for name in similar(eqn.primitive.name):
+        if (primitive := getattr(jax.lax, f"{name}_p", None)) is not None:
+            again = partial(_made_again, make, eqn.replace(primitive=primitive), literals, output)
+            yield f"applies {eqn.primitive.name} here; with {name}", again

@@ -81,7 +81,9 @@ def _added(values: Values, number: int) -> list[float]:
 def _zeros_for_mask(ours: Start, theirs: Start) -> str | None:
     """Zeros where the other side masks, which have one fingerprint."""
     for i, j in shared(ours, theirs):
-        mine, their = ours.values.array(i), theirs.values.array(j)
+        # What is computed of masked numbers is no mask.
+        masked = all(map(_may_be_masked, (ours.values, theirs.values), (i, j)))
+        mine, their = (ours.values.array(i), theirs.values.array(j)) if masked else (None, None)
         moved = None if mine is None or their is None else in_our_layout(mine, their)
         if mine is None or moved is None:
             continue
@@ -90,6 +92,11 @@ def _zeros_for_mask(ours: Start, theirs: Start) -> str | None:
             if hidden.any() and not its[hidden].any():
                 return f"{side.values.side} reads a mask here where {other.values.side} reads zeros"
     return None
+
+
+def _may_be_masked(values: Values, number: int) -> bool:
+    row = values.rows[values.copied(number)]
+    return not row.data or bool(re.search("where|mask|select_n|add|fill", row.operation))
 
 
 def _mask_of_one(ours: Start, theirs: Start) -> str | None:

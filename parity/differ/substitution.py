@@ -376,7 +376,7 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
             continue
         alone = not (values.is_made_of(i, k) or values.is_made_of(k, i))
         if values.used(k) and alone and _mends_wherever(ours, theirs, Change(i, there, {k: here})):
-            copies, its = _copied_from(values, i), _copied_from(values, k)
+            copies, its = copied_from(values, i), copied_from(values, k)
             apart = next((n for n, before in pairwise(copies) if before in its), None)
             if apart is not None:
                 whole = told_of(values, values.rows[apart].inputs[-1])
@@ -390,7 +390,7 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
     return None
 
 
-def _copied_from(values: Values, number: int) -> list[int]:
+def copied_from(values: Values, number: int) -> list[int]:
     """A value and those that it is a copy or a part of, the last one first."""
     found = [number]
     while values.copies(number):
@@ -538,7 +538,8 @@ def _other_table(experiments: Experiments, start: Start, partner: Start | None, 
             # The line that makes a table, or reads an input first, is not the one that reads the wrong one.
             site = None if partner is None else other.shown(partner.number)
             taken = names[0].startswith("input ")
-            if taken or (j in other.equal and _is_read_rightly(values, origin)):
+            rightly = _is_one_of_several(values, origin) or _is_read_rightly(values, origin)
+            if taken or (j in other.equal and rightly):
                 yield _Shown(said, start.number, i, agreement, site, sure or not taken)
             else:
                 yield _Shown(said, origin, i, agreement, site if names[1].startswith("input ") else sites[1], sure)
@@ -551,6 +552,13 @@ def _read_from(values: Values, number: int) -> Value:
     inputs = [k for k, row in enumerate(rows) if row.kind == "input" and not row.data]
     same = [k for k in inputs if array is not None and np.array_equal(values.arrays.get(k, np.nan), array)]
     return rows[same[0] if same else number]
+
+
+def _is_one_of_several(values: Values, number: int) -> bool:
+    """Whether one line takes several parts of an array, of which another line chooses one."""
+    row = values.rows[number]
+    beside = (k for i in row.inputs for k in values.readers(i) if k != number and values.copies(k))
+    return any((values.rows[k].place, values.rows[k].shape) == (row.place, row.shape) for k in beside)
 
 
 def _is_read_rightly(values: Values, number: int) -> bool:

@@ -22,7 +22,7 @@ from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_mod
 from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
 
 from parity.differ.fingerprints import as_numpy
-from parity.differ.values import GRADIENT, Place, Value, Values, is_narrow
+from parity.differ.values import GRADIENT, Othersteps, Place, Value, Values, as_chain, is_narrow, others_than, similar
 
 _TORCH = f"{Path(torch.__file__).parent}/"
 _HERE = f"{Path(__file__).parents[1]}/"
@@ -290,6 +290,7 @@ class Recorder(TorchDispatchMode):
             row = Value("operation", str(func.overloadpacket), known, "", module, place, _layer(module), literals)
             row.backward, row.derived, row.forward = back, not back and node is not None, forward if back else None
             row.again = partial(again, n) if known else None
+            row.otherwise = partial(_otherwise, again, n) if known else None
             given = self._put.get(len(self.values.rows))
             # What is expanded holds each number once, and has it from the value that it is a view of.
             if given is not None and (tensor.numel() < 2 or 0 not in tensor.stride()):
@@ -319,6 +320,25 @@ def _without_tensors(args: Any, kwargs: Any) -> tuple[list[Any], Any]:
 
 _UNCHECKED = re.compile(r"backward|aten\._(?!softmax|log_softmax|to_copy|unsafe_view|reshape_alias)")
 """Operations that PyTorch alone calls: some do not check the shapes of what they are given, and write beyond it."""
+
+
+def _otherwise(again: Any, output: int, numbers: Sequence[float]) -> Othersteps:
+    """An operation with another number, argument or name: what is said of it, and how it is computed."""
+    func, leaves, structure, places = again.args
+    if "as_strided" in str(func) or _UNCHECKED.search(str(func)):
+        return
+    for n, held in enumerate(leaves):
+        for number in others_than(held, numbers) if isinstance(held, int | float) else ():
+            given = [*leaves[:n], number, *leaves[n + 1 :]]
+            yield f"has {held:g} here; with {number:g}", partial(_made_again, func, given, structure, places, output)
+    name = func.overloadpacket.__name__
+    for other in similar(name.rstrip("_")):
+        overload = getattr(getattr(torch.ops.aten, other, None), func._overloadname, None)
+        if overload is not None:
+            yield (
+                f"applies {name} here; with {other}",
+                partial(_made_again, overload, leaves, structure, places, output),
+            )
 
 
 class _Shape(tuple[int, ...]):
@@ -380,7 +400,7 @@ def _place(call: Any) -> Place:
     chosen = (written or layers or [None])[0]
     if chosen is None:
         return Place()
-    chain = tuple(frame.f_code.co_name for frame in reversed((written or layers)[:6]))
+    chain = as_chain((), [(frame.f_code.co_name, frame.f_lineno) for frame in reversed((written or layers)[:6])])
     return Place(chosen.f_code.co_filename, chosen.f_lineno, chosen.f_code.co_name, chain)
 
 

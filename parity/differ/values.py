@@ -3,7 +3,7 @@
 import ctypes
 import linecache
 import re
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -28,6 +28,12 @@ STACK, ROW = "stack of layers", "layer row"
 """The operation that puts together what the iterations of a scan return."""
 GRADIENT = "the gradient of "
 """With the name of a weight: the output that is its gradient."""
+Othersteps = Iterator[tuple[str, Callable[[Sequence[Any]], Any]]]
+"""(what is said of it, how it is computed from its inputs)"""
+_SIMILAR = """
+    lt le, gt ge, lt gt, le ge, eq ne, and or, bitwise_and bitwise_or, logical_and logical_or, max min, maximum minimum,
+    argmax argmin, reduce_max reduce_min reduce_sum, amax amin mean sum, sin cos, add sub, mul div, exp expm1,
+    log log1p, floor ceil round, triu tril"""
 _NOISE = 1e-12
 """A sum that is this small beside what it adds is zero in exact arithmetic: its digits are rounding errors."""
 _SMALL, _ROOM = 4 << 20, 96 << 20
@@ -45,9 +51,18 @@ class Place(NamedTuple):
     line: int = 0
     function: str = ""
     chain: tuple[str, ...] = ()
-    """The functions on the way to it, the outermost first."""
+    """The functions on the way to it, the outermost first, each but the last with the line of the call: `block:12`."""
     source: str = ""
     """The line itself, where the file may be on another machine; otherwise it is read there."""
+
+    def called(self) -> tuple[str, ...]:
+        """The chain of what is called on this line."""
+        return (*self.chain[:-1], *(f"{name}:{self.line}" for name in self.chain[-1:]))
+
+
+def as_chain(before: tuple[str, ...], frames: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """The chain of a place from (name, line) of the functions around it, the outermost first."""
+    return (*before, *(f"{name}:{line}" for name, line in frames[:-1]), *(name for name, _ in frames[-1:]))
 
 
 NOWHERE = Place()
@@ -94,17 +109,19 @@ class Site:
     @property
     def about(self) -> str:
         """`operation, module, layer`."""
-        return self._told([f"in {self.function}"] if self.function else [])
+        return self._told([f"in {self.function}"] if self.function and not self.module else [])
 
     @property
     def way(self) -> str:
-        """`operation, block -> attention -> linear, layer`."""
-        return self._told([" -> ".join(self.chain)] if self.chain else [])
+        """`operation, block:12 -> attention:40 -> linear, layer`; in a module, what its forward called."""
+        forward = [n for n, name in enumerate(self.chain[:-1]) if name.startswith("forward:")]
+        chain = self.chain[forward[-1] if forward else len(self.chain) :] if self.module else self.chain
+        return self._told([" -> ".join(chain)] if chain else [])
 
     def _told(self, functions: list[str]) -> str:
         loops = [f"{'step' if isinstance(n, Step) else 'layer'} {n}" for n in self.layer]
         about = [self.operation, *["backward"] * self.backward]
-        return ", ".join([*about, self.module] if self.module else [*about, *functions, *loops])
+        return ", ".join([*about, self.module, *functions] if self.module else [*about, *functions, *loops])
 
 
 def read_line(file: str, line: int) -> str:
@@ -152,6 +169,8 @@ class Value:
     """Whether it is zero in exact arithmetic."""
     again: Callable[[Sequence[Any]], Any] | None = None
     """Computes it from other arrays in the place of its inputs, where that is known."""
+    otherwise: "Callable[[Sequence[float]], Othersteps] | None" = None
+    """It with one of these numbers in the place of one of its own, another argument or another operation."""
 
 
 @dataclass
@@ -393,6 +412,24 @@ class Values:
         """The name of the parameter of which a value is a copy."""
         leaf = self.leaf(number)
         return self.rows[leaf].name if leaf is not None and self.rows[leaf].kind == "parameter" else None
+
+
+def similar(operation: str) -> list[str]:
+    """The operations that are easily taken for this one."""
+    return [
+        name
+        for names in map(str.split, _SIMILAR.split(","))
+        if operation in names
+        for name in names
+        if name != operation
+    ]
+
+
+def others_than(held: float, numbers: Sequence[float]) -> list[Any]:
+    """What may stand in the place of a number or an argument: one of the numbers, or a neighbour of a whole one."""
+    if isinstance(held, bool | int):
+        return [not held] if isinstance(held, bool) else [held + 1, held - 1, *[-held] * bool(held)]
+    return [number for number in dict.fromkeys((*numbers, -held)) if number != held]
 
 
 def is_narrow(dtype: Any) -> bool:

@@ -31,7 +31,7 @@ _LARGEST = 1 << 16
 _NUMBERS = (0.0, 1.0, -1.0, 2.0, 0.5)
 _MASKED = 1e3
 """Larger numbers may be those of a mask."""
-_EXACT = 1e-13
+_EXACT = 1e-12
 """An error that is rounding and no more."""
 
 Key = tuple[Any, ...]

@@ -85,7 +85,7 @@ FIND, WRONG = f"find ours.py:block {PAIR}", f"find ours.py:wrong {PAIR}"
         (FIND, 0, "the same\n"),
         ("find ours.py:block theirs.py:Block --weights ours.py:WEIGHTS --inputs named.npz", 0, "the same\n"),
         (WRONG, 1, "JAX      ours.py:6  return c / jnp.sqrt("),
-        (WRONG, 1, "           add, wrong -> block -> norm\n"),
+        (WRONG, 1, "           add, wrong:12 -> block:9 -> norm\n"),
         (f"{WRONG} --ignore epsilon", 0, "the same (ignored: ours.py:6 (epsilon))\n"),
         (f"{WRONG} --bar 0.1 --no-backward", 0, "the same\n"),
         (f"{FIND} --params params.npz", 1, "they differ in their weights"),

@@ -144,8 +144,7 @@ class Difference:
                 return "sure: the numbers themselves differ"
             return "sure: with what agrees, the two places read weights that are not each other's"
         if self.tried:
-            trust = "sure" if self.confirmed else "likely" if self.sure else "not sure"
-            return f"{trust}: with one step done otherwise {'here alone, ' * self.sure}all agrees"
+            return "not sure: with one step done otherwise here, all agrees; so may it with another"
         if self.sure and self.confirmed:
             return "sure: what both places read agrees, and what they make of it does not"
         if self.sure:

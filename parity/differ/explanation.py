@@ -127,25 +127,25 @@ def explain_stage(
         answer = Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.confirmed, **about)
     else:
         answer = _one_sided(stage, first or second, theirs if first else ours, about)
-    what = answer.kind or ""
-    proved = (answer.sure and answer.confirmed and not what.startswith("ours is ")) or what.endswith(_TWO_WEIGHTS)
+    proved = (answer.sure and answer.confirmed) or (answer.kind or "").endswith(_TWO_WEIGHTS)
     return answer if answer.stage != "forward" or proved else _with_one_step(sides, answer)
 
 
 def _with_one_step(sides: tuple[Values, Values], answer: Difference) -> Difference:
-    """The answer, or what one side does in one step, if all agrees where it does that otherwise: likely where all steps
-    were tried and one line alone does so, and sure where it is that of the answer as well."""
-    (ours, tried), (theirs, tried_there) = one_step_otherwise(*sides), one_step_otherwise(*sides[::-1])
+    """The answer, or what one side does in one step, if all agrees where it does that otherwise. Another step may mend
+    as much, as one that undoes what is wrong, so that it is never sure; the other lines are those that do, and where
+    the search had come to."""
+    ours, theirs = one_step_otherwise(*sides), one_step_otherwise(*sides[::-1])
     before = [site and (site.file, site.line) for site in (answer.ours, answer.theirs)]
     met = any((each.site.file, each.site.line) in before for each in (*ours, *theirs))
     if not (ours or theirs) or (met and answer.sure):
         return answer
-    alone = len(ours) < 2 and len(theirs) < 2 and tried and tried_there
     said = "; ".join(each[0].said for each in (ours, theirs) if each)
     places = ours[0].site if ours else answer.ours, theirs[0].site if theirs else answer.theirs
-    others = () if alone else tuple(each.site for each in ours[1 : 1 + _OTHERS])
-    trust: dict[str, Any] = {"sure": alone, "confirmed": alone and met, "tried": True}
-    return replace(answer, ours=places[0], theirs=places[1], kind=said, others=others, **trust)
+    others = {(site.file, site.line): site for site in (*(each.site for each in ours), answer.ours) if site}
+    told = [site for line, site in others.items() if places[0] and line != (places[0].file, places[0].line)]
+    trust: dict[str, Any] = {"sure": False, "confirmed": False, "tried": True, "others": tuple(told[:_OTHERS])}
+    return replace(answer, ours=places[0], theirs=places[1], kind=said, **trust)
 
 
 @dataclass

@@ -42,21 +42,21 @@ Changes = Iterator[tuple[str, Sequence[Instead] | Mapping[int, Instead]]]
 class Otherwise(NamedTuple):
     """What one side does in one step, and what would mend all."""
 
-    rank: int
-    """Which of the ways it is, the usual ones first."""
+    rank: tuple[int, int]
+    """Which of the ways it is, the usual ones first, and how many values it changes."""
     said: str
     site: Site
 
 
-def one_step_otherwise(values: Values, other: Values) -> tuple[list[Otherwise], bool]:
-    """What mends all in one step of this side, of each line the most usual, in the order of execution; and whether all
-    steps were tried."""
+def one_step_otherwise(values: Values, other: Values) -> list[Otherwise]:
+    """What mends all in one step of this side: on each line the most usual, and these in the order of execution."""
     if not all(i in values.arrays for i in values.live()):
-        return [], False  # the side would run anew for each step
+        return []  # the side would run anew for each step
     steps, found = _Steps(values, other), dict[tuple[str, int], Otherwise]()
     for rows in steps.lines():
         line = values.rows[rows[0]].place[:2]
-        for rank, way in enumerate(_WAYS):
+        for number, way in enumerate(_WAYS):
+            rank = number, len(rows)
             for said, instead in way(steps, rows) if line not in found or rank < found[line].rank else ():
                 change = instead if isinstance(instead, Mapping) else dict(zip(rows, instead, strict=True))
                 if steps.mends_all(change):
@@ -66,17 +66,17 @@ def one_step_otherwise(values: Values, other: Values) -> tuple[list[Otherwise], 
                     site = values.made(values.rows[rows[0]].inputs[-1]) if view else values.site(rows[0])
                     found[line] = Otherwise(rank, said, site)
                     break
-    best = sorted(found.values(), key=lambda each: each.rank)
+    usual = [each for each in found.values() if each.rank[0] < len(_WAYS) - 1]
     # What is reversed where it is made can be so until it is read.
-    told = [each for each in best if each.rank < len(_WAYS) - 1] or best[::-1]
-    return told, steps.all_tried and steps.work <= _WORK
+    moved = [each for each in reversed(found.values()) if each not in usual]
+    return sorted(usual, key=lambda each: each.rank[0]) + moved
 
 
 class _Steps:
     """One side, whose steps are tried otherwise."""
 
     def __init__(self, values: Values, other: Values) -> None:
-        self.values, self.live, self.work, self.all_tried = values, values.live(), 0, True
+        self.values, self.live, self.work = values, values.live(), 0
         self._keys, self._groups = list[Key](), defaultdict[Key, list[int]](list)
         met, came, on = Counter[Key](), Counter[Place](), set[Place]()
         for k, row in enumerate(values.rows):
@@ -119,11 +119,11 @@ class _Steps:
             copied = values.copies(k) and any(n not in values.equal for n in values.readers(k))
             if row.kind != "operation" or row.backward or not (apart or copied):
                 continue
-            self.all_tried &= self._can_be(k) or not row.data
             if self._can_be(k):
                 for key in self._groups_of(k):
                     rows = tuple(n for n in self._groups[key] if n in self.live and self._can_be(n))
-                    if rows not in seen and len({len(values.rows[n].inputs) for n in rows}) == 1:
+                    alike = {(len(values.rows[n].inputs), values.rows[n].literals) for n in rows}
+                    if rows not in seen and len(alike) == 1:
                         seen.add(rows)
                         yield list(rows)
 
@@ -131,6 +131,12 @@ class _Steps:
         row = self.values.rows[k]
         small = math.prod(row.shape) <= _LARGEST
         return row.kind == "operation" and row.again is not None and not row.backward and small
+
+    def told(self, k: int) -> str:
+        """A value; one that its line goes on with, by its operation as well."""
+        row, rows = self.values.rows[k], self.values.rows
+        inner = row.kind == "operation" and any(rows[n].place[:2] == row.place[:2] for n in self.values.readers(k))
+        return f"what {_name(row)} makes in " * inner + told_of(self.values, k)
 
     def nth(self, k: int) -> tuple[str, int]:
         """Which of the operations of its line it is."""
@@ -236,10 +242,7 @@ def _other_value(steps: _Steps, rows: Sequence[int]) -> Changes:
                     inputs = its if stacks else [*row.inputs[:position], *its, *row.inputs[position + 1 :]]
                     instead.append(Instead(tuple(inputs), row.again))  # type: ignore[arg-type]
             if len(instead) == len(rows):
-                its_name, name = (told_of(steps.values, n) for n in (m, i))
-                # One line may make both.
-                its_name = its_name if its_name != name else f"what {_name(steps.values.rows[m])} makes there"
-                yield f"reads {name}; with {its_name} in its place", instead
+                yield f"reads {steps.told(i)}; with {steps.told(m)} in its place", instead
     if len(first.inputs) > 1:
         yield (
             "reads two values; with the two exchanged",
@@ -259,6 +262,14 @@ def _left_out(steps: _Steps, rows: Sequence[int]) -> Changes:
                 f"applies {_name(first)} here; without that",
                 [Instead(steps.values.rows[k].inputs[position : position + 1], _first) for k in rows],
             )
+
+
+def _opposite(steps: _Steps, rows: Sequence[int]) -> Changes:
+    """It chooses what it does not."""
+    values = [steps.values.rows[k] for k in rows]
+    if values[0].dtype.endswith("bool"):
+        its = [Instead(row.inputs, partial(_then, row, np.logical_not)) for row in values]
+        yield f"applies {_name(values[0])} here; with the opposite", its
 
 
 def _other_order(steps: _Steps, rows: Sequence[int]) -> Changes:
@@ -342,7 +353,7 @@ def _parts(whole: tuple[int, ...], part: tuple[int, ...]) -> Iterator[tuple[Any,
 
 
 def _moved(steps: _Steps, rows: Sequence[int]) -> Changes:
-    """What it makes, reversed or moved by one along an axis; or the opposite."""
+    """What it makes, reversed or moved by one along an axis."""
     values, first = [steps.values.rows[k] for k in rows], steps.values.rows[rows[0]]
     if len({len(row.shape) for row in values}) > 1:
         return
@@ -350,7 +361,6 @@ def _moved(steps: _Steps, rows: Sequence[int]) -> Changes:
     for axis, size in enumerate(first.shape):
         ways += [(f"reversed along axis {axis}", partial(np.flip, axis=axis))] * (size > 1)
         ways += [(f"moved by {by} along axis {axis}", partial(_shifted, axis, by)) for by in (1, -1) if not first.data]
-    ways += [("as the opposite", np.logical_not)] * first.dtype.endswith("bool")
     for said, after in ways:
         its = [Instead(row.inputs, partial(_then, row, after)) for row in values]
         yield f"applies {_name(first)} here; with the result {said}", its
@@ -393,4 +403,4 @@ def _shifted(axis: int, by: int, array: np.ndarray) -> np.ndarray:
     return moved
 
 
-_WAYS = (_other_argument, _exchanged_parts, _other_value, _left_out, _other_order, _other_part, _moved)
+_WAYS = (_other_argument, _opposite, _exchanged_parts, _other_value, _left_out, _other_order, _other_part, _moved)

@@ -5,7 +5,7 @@ import linecache
 import re
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
 
@@ -167,6 +167,7 @@ class Value:
     """Whether it depends on a weight or a floating input."""
     noise: bool = False
     """Whether it is zero in exact arithmetic."""
+    _: KW_ONLY
     again: Callable[[Sequence[Any]], Any] | None = None
     """Computes it from other arrays in the place of its inputs, where that is known."""
     otherwise: "Callable[[Sequence[float]], Othersteps] | None" = None

@@ -64,15 +64,15 @@ def decayed_step_by_step(p, x):
 def attended(self, x):
     """Keys and values of one projection, head by head (AlphaFold)."""
     key, value = self.out(x).unflatten(-1, (2, 4)).transpose(1, 2).chunk(2, -1)
-    query = x[..., :2].unsqueeze(1)
-    return ((query @ key.mT).softmax(-1) @ value).transpose(1, 2).flatten(2)
+    query, key = x[..., :2].unsqueeze(1), key / (key * key).sum(-1, keepdim=True).sqrt()
+    return ((query @ key.mT).softmax(-1) @ torch.sin(value)).transpose(1, 2).flatten(2)
 
 
 def attended_by_sums(p, x, fault):
     both = (x @ p["kernel"]).reshape(*x.shape[:2], 2, 4)
     key, value = jnp.split(both, 2, axis=-1)[:: -1 if fault else 1]
-    scores = jnp.einsum("bqc,bkhc->bqkh", x[..., :2], key)
-    mixed = jnp.einsum("bqkh,bkhc->bqhc", jax.nn.softmax(scores, axis=2), value)
+    scores = jnp.einsum("bqc,bkhc->bqkh", x[..., :2], key) / jnp.linalg.norm(key, axis=-1)[:, None]
+    mixed = jnp.einsum("bqkh,bkhc->bqhc", jax.nn.softmax(scores, axis=2), jnp.sin(value))
     return mixed.reshape(*x.shape[:2], 4)
 
 

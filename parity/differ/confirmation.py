@@ -117,7 +117,8 @@ def _is_again(before: Start | None, after: Start | None) -> bool:
     if adds and not any(values.is_made_of(i, before.number) for i in inputs - {before.number}):
         return False
     rows = before.row, after.row
-    told = [(row.place, row.operation, re.sub(r"\d+", "", row.module)) for row in rows]
+    # By the same functions; each may be called on several lines.
+    told = [(row.place[:3], row.place.functions, row.operation, re.sub(r"\d+", "", row.module)) for row in rows]
     return told[0] == told[1] and before.number < after.number
 
 

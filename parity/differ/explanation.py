@@ -127,8 +127,8 @@ def explain_stage(
         answer = Difference(stage, shown.ours, shown.theirs, (), shown.said, shown.sure, shown.confirmed, **about)
     else:
         answer = _one_sided(stage, first or second, theirs if first else ours, about)
-    proved = (answer.sure and answer.confirmed) or (answer.kind or "").endswith(_TWO_WEIGHTS)
-    return answer if answer.stage != "forward" or proved else _with_one_step(sides, answer)
+    told = answer.sure or (answer.kind or "").endswith(_TWO_WEIGHTS)
+    return answer if answer.stage != "forward" or told else _with_one_step(sides, answer)
 
 
 def _with_one_step(sides: tuple[Values, Values], answer: Difference) -> Difference:
@@ -136,9 +136,7 @@ def _with_one_step(sides: tuple[Values, Values], answer: Difference) -> Differen
     as much, as one that undoes what is wrong, so that it is never sure; the other lines are those that do, and where
     the search had come to."""
     ours, theirs = one_step_otherwise(*sides), one_step_otherwise(*sides[::-1])
-    before = [site and (site.file, site.line) for site in (answer.ours, answer.theirs)]
-    met = any((each.site.file, each.site.line) in before for each in (*ours, *theirs))
-    if not (ours or theirs) or (met and answer.sure):
+    if not (ours or theirs):
         return answer
     said = "; ".join(each[0].said for each in (ours, theirs) if each)
     places = ours[0].site if ours else answer.ours, theirs[0].site if theirs else answer.theirs

@@ -55,6 +55,11 @@ class Place(NamedTuple):
     source: str = ""
     """The line itself, where the file may be on another machine; otherwise it is read there."""
 
+    @property
+    def functions(self) -> list[str]:
+        """Those of the chain, without lines."""
+        return [name.partition(":")[0] for name in self.chain]
+
     def called(self) -> tuple[str, ...]:
         """The chain of what is called on this line."""
         return (*self.chain[:-1], *(f"{name}:{self.line}" for name in self.chain[-1:]))

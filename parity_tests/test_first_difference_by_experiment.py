@@ -1206,6 +1206,7 @@ def test_what_is_chosen_by_other_scores_says_nothing_of_the_scores():
 
     found = part(ours, forward, backward=False)
     assert found.tried
+    assert found.verdict.startswith("not sure")
     assert "if that held" not in found.kind
     assert found.ours.source.startswith("value = ")
 

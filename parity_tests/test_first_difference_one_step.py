@@ -4,6 +4,7 @@ from functools import partial
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -139,8 +140,6 @@ def test_one_step_of_ours_that_would_mend_all_is_found(pair, line, said):
     assert wrong.verdict == "not sure: with one step done otherwise here, all agrees; so may it with another"
     assert line in wrong.ours.source
     assert said in wrong.kind
-    # What is not sure names the other lines, too.
-    assert str(wrong).count("\n  or:      ") == len(wrong.others)
 
 
 @pytest.mark.parametrize("below, factor", [(0, 1.0), (-1, 1.0), (-1, 1.3)])
@@ -172,4 +171,94 @@ def test_of_several_lines_none_is_sure():
     assert found.tried
     assert not found.sure
     assert "hidden = " in found.ours.source
-    assert any("jnp.where(" in site.source for site in found.others)
+    [other] = (site for site in found.others if "jnp.where(" in site.source)
+    assert f"  or:      {other}" in str(found)
+
+
+def test_what_is_computed_of_masked_numbers_is_no_mask():
+    """A loss of routers, of rows that hold -1e9 where they are padded: ours leaves a square out."""
+    mask = np.arange(9) < np.array([[5], [8]])
+
+    def ours(p, x, fault):
+        z = jax.nn.logsumexp(jnp.where(mask[..., None], x @ p["kernel"], -1e9), axis=-1)
+        return jnp.sum((z if fault else z**2) * mask)
+
+    def forward(self, x):
+        seen = torch.tensor(mask)
+        z = self.out(x).masked_fill(~seen[..., None], -1e9).logsumexp(-1)
+        return (z.square() * seen).sum()
+
+    right, wrong = (
+        first_difference(partial(ours, fault=fault), Module(forward, out=linear(3, 4)), OF, [POINTS])
+        for fault in (False, True)
+    )
+    assert not right
+    assert wrong.kind == "theirs applies pow here; without that, theirs goes on as ours does"
+
+
+def test_a_gradient_that_is_cut_before_a_result_without_one_is_named_where_it_is_cut():
+    """As in a loss of values (IQL): theirs detaches them once more, and rightly in another line."""
+
+    def ours(p, x):
+        gap = jnp.cos(x).sum(-1) - (x @ p["kernel"]).sum(-1)
+        weight = jax.lax.stop_gradient(jnp.exp(0.3 * gap))
+        return {
+            "value": (jnp.where(gap > 0, 0.7, 0.3) * gap**2).mean(),
+            "policy": (weight * x[..., 0]).mean(),
+            "gap": gap.mean(),
+        }
+
+    def forward(self, x):
+        value, target = self.out(x).sum(-1), x.cos().sum(-1)
+        gap, cut = target - value, target - value.detach()
+        loss = (torch.where(cut > 0, 0.7, 0.3) * cut**2).mean()
+        weight = torch.exp(0.3 * gap.detach())
+        return {"value": loss, "policy": (weight * x[..., 0]).mean(), "gap": gap.mean()}
+
+    found = first_difference(ours, Module(forward, out=linear(3, 4)), OF, [POINTS])
+    assert found.stage == "backward"
+    assert "value.detach()" in found.theirs.source
+    assert found.kind == "ours hands a gradient back here, theirs does not: it is detached"
+
+
+@pytest.mark.parametrize("order", [(0, 1, 3, 2, 4, 5), (0, 1, 3, 4, 2, 5)])
+def test_a_weight_is_not_in_another_order_for_sure_where_ours_moves_what_it_multiplies(order):
+    """Patches of images, whose height and width are exchanged."""
+    images = numbers(2, 3, 6, 6, seed=5)
+
+    def ours(p, x):
+        cut = x.transpose(0, 2, 3, 1).reshape(2, 2, 3, 2, 3, 3)
+        return cut.transpose(order).reshape(2, 4, 27) @ p["kernel"]
+
+    module = Module(lambda self, x: self.out(x).flatten(2).mT, out=lambda: nn.Conv2d(3, 5, 3, stride=3, bias=False))
+    found = first_difference(ours, module, {"kernel": ("out.weight", "o i h w -> (h w i) o")}, [images])
+    assert bool(found) == (order[3] == 4)
+    if found:
+        assert not found.sure
+        assert any(".transpose(order)" in site.source for site in (found.ours, *found.others))
+
+
+def test_the_reader_of_one_of_two_parts_is_named_and_not_the_line_that_takes_both():
+    """Edges of a graph, whose ends each step takes anew: theirs sums by the other end."""
+    edges = np.array([[0, 0, 1, 2, 3, 4], [1, 2, 3, 4, 4, 0]])
+
+    def ours(p, x, edges):
+        left, right = edges[0], edges[1]
+        message = jnp.tanh((x[left] - x[right]) @ p["kernel"])
+        total, many = (jax.ops.segment_sum(each, left, 5) for each in (message, jnp.ones_like(message)))
+        return total / jnp.maximum(many, 1)
+
+    def gaps(self, x, edges):
+        left, right = edges
+        return torch.tanh(self.out(x[left] - x[right]))
+
+    def forward(self, x, edges):
+        message = gaps(self, x, edges)
+        _, right = edges
+        total = torch.zeros(5, 4, dtype=x.dtype).index_add(0, right, message)
+        return total / torch.zeros_like(total).index_add(0, right, torch.ones_like(message)).clamp(min=1)
+
+    module = Module(forward, out=linear(3, 4))
+    found = first_difference(ours, module, OF, [numbers(5, 3, seed=2), edges])
+    assert "index_add" in found.theirs.source
+    assert "segment_sum" in found.ours.source

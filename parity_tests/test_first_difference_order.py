@@ -361,7 +361,7 @@ def test_of_two_sides_that_join_in_their_own_orders_the_one_that_takes_the_wrong
 
     theirs = Module(mixed_there, query=lambda: nn.Linear(6, 6))
     found = first_difference(mixed, theirs, linear_rows("query"), [numbers(6, 6)])
-    assert not found.confirmed
+    assert not found.sure
     assert "mixed[:6]" in found.ours.source
 
 

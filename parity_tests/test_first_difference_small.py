@@ -151,7 +151,7 @@ def test_what_mends_one_output_alone_is_not_said():
         return {"value": value, "total": x.mean() + 0.5 * value}
 
     found = asked(ours, of_linear(forward))
-    assert not found.confirmed
+    assert not found.sure
     assert found.ours.source.startswith("value = ")
     assert found.kind.startswith("ours has 0.5 here; with 1, ours goes on as theirs does")
 

@@ -177,9 +177,9 @@ def _follow(values: Values, change: Change, live: Collection[int], backward: boo
         if not stays and not seen.isdisjoint(rows[k].inputs):
             seen.add(k)
             after += [] if k in given else [k]
-    read = {i for k in after for i in rows[k].inputs}
-    for held in change.twins.values():
-        read |= {held} if isinstance(held, int) else {*held.inputs} if isinstance(held, Instead) else set()
+    read = {i for k in after for i in rows[k].inputs} | {
+        i for held in change.twins.values() for i in _step(held).inputs
+    }
     if sum(math.prod(rows[i].shape) for i in read) > _MOST or any(rows[k].again is None for k in after):
         return [], False
     values.want(read)
@@ -187,25 +187,22 @@ def _follow(values: Values, change: Change, live: Collection[int], backward: boo
     return after, read - given <= values.arrays.keys()
 
 
+def _step(held: int | np.ndarray | Instead) -> Instead:
+    """What stands for a value, as a step."""
+    if isinstance(held, Instead):
+        return held
+    return Instead((held,), operator.itemgetter(0)) if isinstance(held, int) else Instead((), lambda _: held)
+
+
 def _computed(values: Values, change: Change, after: Sequence[int]) -> Iterator[tuple[int, np.ndarray]]:
-    rows, changed = values.rows, dict[int, Any]()
-
-    def numbers(i: int) -> Any:
-        return changed[i] if i in changed else values.array(i)
-
-    changed[change.number] = change.array
+    rows, changed = values.rows, {change.number: change.array}
     yield change.number, change.array
     for k in sorted({*after, *change.twins}):
-        held = change.twins.get(k, Instead(rows[k].inputs, rows[k].again))  # type: ignore[arg-type]
+        inputs, again = _step(change.twins[k]) if k in change.twins else (rows[k].inputs, rows[k].again)
+        # What it is made of may have been computed anew.
+        arrays = [changed[i] if i in changed else values.array(i) for i in inputs]
         with np.errstate(all="ignore"):
-            # What stands for it may have been computed anew.
-            made = (
-                numbers(held)
-                if isinstance(held, int)
-                else np.asarray(held.again([*map(numbers, held.inputs)]))
-                if isinstance(held, Instead)
-                else held
-            )
+            made = np.asarray(again(arrays))  # type: ignore[misc]
         changed[k] = in_shape(made, rows[k].shape)[0] if k in change.twins else made
         yield k, changed[k]
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from itertools import combinations, islice
+from operator import itemgetter
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -113,19 +114,16 @@ class _Steps:
         """The operations that may be wrong, each with all the values that it makes."""
         values, seen = self.values, set[tuple[int, ...]]()
         for k in sorted(self.live):
-            row = values.rows[k]
             # A part of an array agrees, and may be the wrong one; a table agrees with another one by chance.
-            apart = k not in values.equal or k in values.partly or not row.data or k in values.outputs.values()
+            apart = k not in values.equal or k in values.partly or not values.rows[k].data
             copied = values.copies(k) and any(n not in values.equal for n in values.readers(k))
-            if row.kind != "operation" or row.backward or not (apart or copied):
-                continue
-            if self._can_be(k):
-                for key in self._groups_of(k):
-                    rows = tuple(n for n in self._groups[key] if n in self.live and self._can_be(n))
-                    alike = {(len(values.rows[n].inputs), values.rows[n].literals) for n in rows}
-                    if rows not in seen and len(alike) == 1:
-                        seen.add(rows)
-                        yield list(rows)
+            may = apart or copied or k in values.outputs.values()
+            for key in self._groups_of(k) if may and self._can_be(k) else ():
+                rows = tuple(n for n in self._groups[key] if n in self.live and self._can_be(n))
+                alike = {(len(values.rows[n].inputs), values.rows[n].literals) for n in rows}
+                if rows not in seen and len(alike) == 1:
+                    seen.add(rows)
+                    yield list(rows)
 
     def _can_be(self, k: int) -> bool:
         row = self.values.rows[k]
@@ -260,7 +258,7 @@ def _left_out(steps: _Steps, rows: Sequence[int]) -> Changes:
         if steps.values.rows[i].shape == first.shape:
             yield (
                 f"applies {_name(first)} here; without that",
-                [Instead(steps.values.rows[k].inputs[position : position + 1], _first) for k in rows],
+                [Instead(steps.values.rows[k].inputs[position : position + 1], itemgetter(0)) for k in rows],
             )
 
 
@@ -373,14 +371,8 @@ def _name(row: Value) -> str:
 def _shown(part: Any) -> str:
     if not isinstance(part, slice):
         return str(part)
-    return (
-        ":".join("" if n is None else str(n) for n in (part.start, part.stop, part.step)[: 3 if part.step else 2])
-        or ":"
-    )
-
-
-def _first(arrays: Sequence[Any]) -> Any:
-    return arrays[0]
+    ends = (part.start, part.stop, part.step)[: 3 if part.step else 2]
+    return ":".join("" if n is None else str(n) for n in ends)
 
 
 def _taken(part: tuple[Any, ...], arrays: Sequence[Any]) -> Any:

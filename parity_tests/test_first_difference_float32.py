@@ -166,6 +166,7 @@ def test_a_scale_and_a_table_of_every_row_count_as_rounded(kept):
 
 LOG = jnp.log(2 * jnp.pi)
 """A number of a module, which is rounded to float32 when that is imported."""
+LOG_2 = torch.log(torch.tensor(2.0)).item()
 TABLE = torch.tensor([1, 1, 1, 1, 0.1, 1])
 CLASSES = np.array([4, 0, 3])
 
@@ -184,6 +185,7 @@ def powers(numbers):
         (lambda h: h**2 + LOG, lambda h: 2 * (h**2 / 2 + 0.5 * math.log(2 * math.pi))),
         (lambda h: jnp.sin(h / math.sqrt(18)), lambda h: (h / root()).sin()),
         (lambda h: jnp.sin(h * (1 / math.sqrt(18))), lambda h: (h / root()).sin()),
+        (lambda h: jnp.tanh(h - jnp.log(2.0)), lambda h: torch.tanh(h - LOG_2)),
         (
             lambda h: jnp.cos(jnp.sin(h / math.sqrt(18)) / math.sqrt(18)),
             lambda h: ((h / root().to(h.dtype)).sin() / root().to(h.dtype)).cos(),
@@ -203,6 +205,7 @@ def powers(numbers):
         "ours",
         "theirs",
         "theirs, its inverse",
+        "theirs, written",
         "theirs, converted twice",
         "theirs, in a table",
         "theirs, of whole numbers",

@@ -752,3 +752,51 @@ def test_a_parameter_may_be_a_list_of_places():
         return jax.checkpoint(lambda p: affine(p, x)[:, p["places"].astype(int)])(p)
 
     assert not asked(ours, theirs, {**LINEAR, "places": "places"})
+
+
+ROOM = 6
+CACHED = {"positions": "positions.weight", **{name: f"{name}.weight" for name in "qkv"}}
+
+
+def decoded(p, x, keys_of="k", values_of="v", ahead=0):
+    """Four steps of attention, in a cache that has room for six."""
+    keys = values = jnp.zeros((2, ROOM, 8))
+    steps = []
+    for t in range(4):
+        h = x[:, t : t + 1] + p["positions"][t]
+        keys = jax.lax.dynamic_update_slice(keys, h @ p[keys_of].T, (0, t, 0))
+        values = values.at[:, t].set((h @ p[values_of].T)[:, 0])
+        scores = jnp.einsum("btd,bsd->bts", h @ p["q"].T, keys) / 8**0.5
+        mixed = jax.nn.softmax(jnp.where(jnp.arange(ROOM) <= t + ahead, scores, -jnp.inf)) @ values
+        steps.append(jax.nn.silu(mixed))
+    return jnp.concatenate(steps, 1)
+
+
+def decoded_there(self, x):
+    keys, values, steps = [], [], []
+    for t in range(4):
+        h = x[:, t] + self.positions.weight[t]
+        keys.append(self.k(h))
+        values.append(self.v(h))
+        scores = torch.einsum("bd,bsd->bs", self.q(h), torch.stack(keys, 1)) / 8**0.5
+        mixed = torch.einsum("bs,bsd->bd", scores.softmax(-1), torch.stack(values, 1))
+        steps.append(F.silu(mixed))
+    return torch.stack(steps, 1)
+
+
+@pytest.mark.parametrize(
+    "fault, named",
+    [
+        ({}, ""),
+        ({"ahead": 1}, "mixed = jax.nn.softmax(jnp.where("),
+        ({"keys_of": "v"}, "keys.append("),
+        ({"values_of": "k"}, "values.append("),
+    ],
+)
+def test_what_is_in_a_cache_of_one_length_is_what_the_other_side_has(fault, named):
+    layers = dict.fromkeys("qkv", lambda: nn.Linear(8, 8, bias=False))
+    theirs = Module(decoded_there, positions=lambda: nn.Embedding(ROOM, 8), **layers)
+    found = first_difference(partial(decoded, **fault), theirs, CACHED, [numbers(2, 4, 8)])
+    assert bool(found) == bool(fault)
+    assert named in (f"{found.ours.source} {found.theirs.source}" if found else "")
+    assert "masks" not in (found.kind or "")

@@ -32,7 +32,7 @@ class Accepted:
     put: dict[int, np.ndarray] = field(default_factory=dict)
     """Values of theirs -> the numbers of ours that stand for them."""
     digits: dict[float, float] = field(default_factory=dict)
-    """Sizes of numbers that ours holds in float32 -> those of theirs that stand for them."""
+    """Sizes of numbers that a side holds in float32 -> those of the other side that stand for them."""
     passed: dict[str, str] = field(default_factory=dict)
     """Line of ours -> what is said of it. The derivatives of such lines differ, too."""
     starts: tuple[Start | None, Start | None] = None, None
@@ -90,12 +90,21 @@ class Accepted:
             elif (full := _with_digits(there, numbers)) is not None and not _is_converted(theirs, j):
                 found[j] = full
         digits = self._digits(ours, theirs, constants)
+        written = self._written(theirs, numbers)
         taken = self.error, {**self.put}, {**self.digits}, [*self.rounded]
-        self.before = taken if found or digits else None
+        self.before = taken if found or digits or written else None
         self.put |= found
         self.digits |= {ours.rows[i].largest: x for i, x in digits.items()}
-        self.rounded += [theirs.site(j) for j in found] + [ours.made(i) for i in digits]
-        return bool(found or digits)
+        self.digits |= {size: x for _, size, x in written}
+        self.rounded += [theirs.site(j) for j in (*found, *(j for j, _, _ in written))] + [ours.made(i) for i in digits]
+        return bool(self.before)
+
+    def _written(self, theirs: Values, numbers: Collection[float]) -> list[tuple[int, float, float]]:
+        """(value, size, that of ours) of the numbers in the program of theirs that have no digits behind float32's."""
+        sizes = {abs(x): j for j in theirs.live() for x in theirs.rows[j].literals}
+        rounded = {x: j for x, j in sizes.items() if _is_rounded(x) and x not in numbers and x not in self.digits}
+        near = ((j, x, y) for x, j in rounded.items() for y in numbers if _rounds_alike(np.asarray(y), np.asarray(x)))
+        return [*near]
 
     def _digits(self, ours: Values, theirs: Values, constants: Sequence[int]) -> dict[int, float]:
         """Numbers that ours converts from float32, and what stands for each in the program of theirs: it, its half, its
@@ -107,7 +116,7 @@ class Accepted:
             row = ours.rows[i]
             if row.operation != "convert_element_type" or math.prod(row.shape) != 1 or row.largest in self.digits:
                 continue
-            if float(np.float32(row.largest)) == row.largest != np.rint(row.largest):
+            if _is_rounded(row.largest):
                 full = [y for y in written if _rounds_alike(np.asarray(y), np.asarray(row.largest))]
                 found |= {i: full[0]} if full else {}
         return found
@@ -160,6 +169,11 @@ def _is_converted(values: Values, number: int) -> bool:
     """Whether a program converts what it makes of a constant; given more digits it would not, and all is renumbered."""
     made = [k for k in values.readers(number) if not values.rows[k].data]
     return any(values.rows[k].operation == "aten._to_copy" or _is_converted(values, k) for k in made)
+
+
+def _is_rounded(number: float) -> bool:
+    """Whether it is no whole number, and one that float32 has."""
+    return float(np.float32(number)) == number != np.rint(number)
 
 
 def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:

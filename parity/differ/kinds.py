@@ -64,8 +64,14 @@ def _constants_added(ours: Start, theirs: Start) -> str | None:
                 here, there = constants["ours"], constants["theirs"]
                 done_too = any(_added(values, k) for k in other.equal.get(j, ()))
                 if len(here) == len(there) == 1 and here != there and not done_too:
-                    return f"another constant is added: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
+                    return f"another constant is added: {_apart(here[0], there[0])}"
     return None
+
+
+def _apart(here: float, there: float) -> str:
+    """Two numbers, in as many digits as tell one from the other."""
+    digits = next((n for n in (6, 9, 12) if f"{here:.{n}g}" != f"{there:.{n}g}"), 17)
+    return f"{here:.{digits}g} in ours, {there:.{digits}g} in theirs"
 
 
 def _added(values: Values, number: int) -> list[float]:
@@ -113,7 +119,8 @@ def _mask_of_one(ours: Start, theirs: Start) -> str | None:
     around = {re.sub(r"^aten\._?", "", other.values.rows[i].operation) for i in (*other.behind, *other.near)}
     if _MASKED_FOR.isdisjoint(around) or any(re.search("where|mask|select_n", name) for name in around):
         return None
-    if _masks(other, other.near, _SMALL):
+    # What of one side is not filled yet is masked there alone.
+    if _masks(other, other.near, _SMALL) or one.values.partly:
         return None
     return f"only {one.values.side} masks here, {other.values.side} does not"
 
@@ -259,7 +266,7 @@ def _literals(ours: Start, theirs: Start) -> str | None:
     names = {re.sub(r"^(aten|prims)\.|_$", "", side.row.operation) for side in (ours, theirs)}
     apart = len(here) == len(there) == 1 and abs(here[0]) != abs(there[0])  # a sign may stand in what reads it
     if apart and len(names) == 1 and shared(ours, theirs) and _is_mended_by_theirs(ours, theirs):
-        return f"another number stands in the program: {here[0]:.6g} in ours, {there[0]:.6g} in theirs"
+        return f"another number stands in the program: {_apart(here[0], there[0])}"
     return None
 
 

@@ -1,4 +1,5 @@
-"""What one side computes in parts: views or losses that the other stacks, rows that it chooses and the other masks."""
+"""What one side computes in parts: views or losses that the other stacks, rows that it chooses and the other masks, and
+what it has of a cache that the other fills step by step."""
 
 import math
 import re
@@ -13,6 +14,7 @@ from parity.differ.row_sets import is_whole
 from parity.differ.values import ROW, Values
 
 _CHOOSES = re.compile(r"aten\.(index|index_select|masked_select)")
+_WRITES = re.compile(r"dynamic_update_slice|scatter|aten\.(index_put|index_copy|slice_scatter|copy)")
 _MOST, _CHOICES, _PARTS, _LARGEST = 1 << 16, 8, 16, 1 << 18
 """Rows, choices of rows, parts of an array, and its elements, at most."""
 _AXES = 4
@@ -23,10 +25,12 @@ _FEWEST = 3
 
 def match_in_parts(ours: Values, theirs: Values) -> None:
     """Notes in both sides which values of one have all their parts among the values of the other: what is stacked along
-    the first axis, single numbers, as the loss of each layer, in ours the rows that theirs chooses of what agrees, and
-    in theirs those that it has before it pads."""
+    the first axis, single numbers, as the loss of each layer, in ours the rows that theirs chooses of what agrees, in
+    theirs those that it has before it pads, and of an array that is filled from its beginning, as a cache of one length
+    is, and of what is made of it, the part that is filled."""
     for values, other in ((ours, theirs), (theirs, ours)):
         _note(values, other, partial(_stacked, other.index()))
+        values.partly = _note(values, other, partial(_filled, other.index(), [*_written(values)]))
         # What goes step by step over an array that agrees reads what agrees.
         for k in sorted(values.live() - values.equal.keys()):
             row = values.rows[k]
@@ -45,7 +49,7 @@ def match_in_parts(ours: Values, theirs: Values) -> None:
         for count, picked in islice({(count, rows.tobytes()): None for count, rows in found}, _CHOICES):
             chosen.setdefault(count, []).append(np.frombuffer(picked, np.int64))
         alone = other.index(other.live() - other.equal.keys() - _chosen_of_others(other))
-        values.partly = _note(values, other, partial(_chosen, alone, chosen))
+        values.partly |= _note(values, other, partial(_chosen, alone, chosen))
 
 
 def _pair(values: Values, other: Values, pairs: Iterable[tuple[int, int]]) -> None:
@@ -54,7 +58,7 @@ def _pair(values: Values, other: Values, pairs: Iterable[tuple[int, int]]) -> No
         other.equal.setdefault(j, []).append(i)
 
 
-def _note(values: Values, other: Values, ways: Callable[[np.ndarray], Iterable[list[list[int]]]]) -> set[int]:
+def _note(values: Values, other: Values, ways: Callable[[int, np.ndarray], Iterable[list[list[int]]]]) -> set[int]:
     """Values without an equal get those of all their parts, in the first way in which each part has some; returns
     them."""
     noted = set[int]()
@@ -62,17 +66,40 @@ def _note(values: Values, other: Values, ways: Callable[[np.ndarray], Iterable[l
         row, array = values.rows[i], values.arrays.get(i)
         if array is None or not row.data or row.features is None or is_whole(row.dtype) or array.size > _LARGEST:
             continue
-        parts = next(filter(all, ways(array)), [])
+        parts = next(filter(all, ways(i, array)), [])
         _pair(values, other, [(i, j) for j in dict.fromkeys(j for part in parts for j in part)])
         noted |= {i} if parts else set()
     return noted
 
 
-def _stacked(index: Index, array: np.ndarray) -> Iterator[list[list[int]]]:
+def _stacked(index: Index, _: int, array: np.ndarray) -> Iterator[list[list[int]]]:
     return ([_equals(index, [x]) for x in parts] for parts in _parts(array))
 
 
-def _chosen(index: Index, chosen: Mapping[int, Sequence[np.ndarray]], array: np.ndarray) -> Iterator[list[list[int]]]:
+def _filled(
+    index: Index, written: Sequence[tuple[int, int, int]], number: int, array: np.ndarray
+) -> Iterator[list[list[int]]]:
+    """The part of an array up to where the last one before it of that length is filled."""
+    for axis, length in enumerate(array.shape):
+        filled = next((size for k, whole, size in reversed(written) if k <= number and whole == length), length)
+        if filled < length:
+            yield [_equals(index, [array.take(range(filled), axis)])]
+
+
+def _written(values: Values) -> Iterator[tuple[int, int, int]]:
+    """(what is written into, the length of one of its axes, how much of it is filled): behind that there are zeros."""
+    for k in sorted(values.live()):
+        if _WRITES.match(values.rows[k].operation) and (array := values.arrays.get(k)) is not None:
+            places = np.nonzero(array)
+            for length, at in zip(array.shape, places, strict=True):
+                filled = 1 + int(at.max(initial=-1))
+                if 0 < filled < length:
+                    yield k, length, filled
+
+
+def _chosen(
+    index: Index, chosen: Mapping[int, Sequence[np.ndarray]], _: int, array: np.ndarray
+) -> Iterator[list[list[int]]]:
     for count, picked in chosen.items():
         for whole in _in_rows(array, count):
             for parts in (whole.swapaxes(0, 1)[None], whole)[: 2 if len(whole) > 1 else 1]:

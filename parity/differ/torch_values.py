@@ -3,6 +3,7 @@
 Values are known by where they lie in memory, so that views, operations in place and what autograd saves are followed.
 """
 
+import math
 import re
 import sys
 import weakref
@@ -19,7 +20,7 @@ from torch import nn
 from torch._decomp import get_decompositions
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch.utils._python_dispatch import TorchDispatchMode, _disable_current_modes
-from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_unflatten
+from torch.utils._pytree import tree_flatten, tree_leaves, tree_map, tree_map_only, tree_unflatten
 
 from parity.differ.fingerprints import as_numpy
 from parity.differ.values import GRADIENT, Othersteps, Place, Value, Values, as_chain, is_narrow, others_than, similar
@@ -59,17 +60,18 @@ def values_of_torch(
     at_once: bool = False,
     sketched: bool = False,
     put: Mapping[int, np.ndarray] = {},
+    digits: Mapping[float, float] = {},
     widening: bool = False,
 ) -> Values:
     """Every value that `run` computes with `module`; it returns tensors by name, which become the outputs.
 
     `constants` names buffers that the other side has no parameter for. A fused attention is run as its single
     operations. `taken` is given each gradient as soon as it is there, and the module lets go of it; or all of them
-    after the run, `at_once`. What is in `put` takes the place of the numbers of these values. With `widening`, weights
-    of fewer digits than float64 are widened where they are used. Raises whatever `run` raises, and SeveralPassesError
-    for a gradient that comes in parts.
+    after the run, `at_once`. What is in `put` takes the place of these values' numbers, and
+    what is in `digits` that of numbers of this size in the program. With `widening`, weights of fewer digits than float64 are widened
+    where they are used. Raises whatever `run` raises, and SeveralPassesError for a gradient that comes in parts.
     """
-    recorder = Recorder(Values("theirs", keep, {} if sketched else None), put, widening)
+    recorder = Recorder(Values("theirs", keep, {} if sketched else None), put, digits, widening)
     trained = {name: p for name, p in module.named_parameters() if taken and p.requires_grad}
 
     def hand_over(name: str) -> None:
@@ -163,9 +165,11 @@ def _without_fast_path() -> Iterator[None]:
 class Recorder(TorchDispatchMode):
     """Sees every operation below autograd."""
 
-    def __init__(self, values: Values, put: Mapping[int, np.ndarray], widening: bool) -> None:
+    def __init__(
+        self, values: Values, put: Mapping[int, np.ndarray], digits: Mapping[float, float], widening: bool
+    ) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
-        self.values, self._put, self._widening = values, put, widening
+        self.values, self._put, self._digits, self._widening = values, put, digits, widening
         self.modules = [""]
         self._call: Any = None
         """The frame that called the whole module, while that runs."""
@@ -246,9 +250,14 @@ class Recorder(TorchDispatchMode):
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs = kwargs or {}
+        if self._digits:
+            args, kwargs = tree_map_only(float, self._in_full, (args, kwargs))
         if self._widening:
             return widened_call(self._compute, func, args, kwargs, self._widened)
         return self._compute(func, args, kwargs)
+
+    def _in_full(self, number: float) -> float:
+        return math.copysign(self._digits.get(abs(number), abs(number)), number)
 
     def _widened(self, tensor: torch.Tensor) -> torch.Tensor:
         """The same value in float64."""

@@ -215,6 +215,7 @@ class Sides:
                 at_once=self._at_once,
                 sketched=self.sketched,
                 put=self.accepted.put,
+                digits=self.accepted.digits,
                 widening=widening,
             )
 

@@ -2,7 +2,9 @@
 
 import math
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 
 import numpy as np
 
@@ -121,12 +123,23 @@ def _backward(sides: Sides, name: str) -> Difference:
         wrong = {key for key, error in errors.items() if not error < 1e-6 * largest}
         trained = {path for key in compared for path, _ in sides.held_by.get(key, ())}, compared.keys()
         gradients = Gradients((ours, theirs), (ends, their_ends), trained, wrong, zero, sides.gradients, sides.held)
-        search, before = Search.of(gradients), answer
-        answer = search.where_one_hands_back(answer) if search else answer
-        if answer is before:
-            answer = where_one_stops(ours, theirs, answer, (set(errors), reached), sides.held_by)
-        answer = search.where_it_goes_elsewhere(answer) if search and answer is before else answer
+        stops = partial(where_one_stops, ours, theirs, gradients=(set(errors), reached), held_by=sides.held_by)
+        answer = _searched(answer, Search.of(gradients), stops)
     return replace(answer, trained_alone=alone)
+
+
+def _searched(answer: Difference, search: Search | None, stops: Callable[[Difference], Difference]) -> Difference:
+    """What the way back shows where one side is run on to its end, if it can be; or a line that stops a gradient."""
+    looks = [stops]
+    if search:
+        looks = [search.where_one_hands_back, search.where_one_takes_a_step, stops, search.where_it_goes_elsewhere]
+    for look in looks:
+        found = look(answer)
+        if found is not answer:
+            # Without what is handed back there, all would have been mended.
+            doubtful = search is not None and look is stops
+            return replace(found, sure=False, kind=f"perhaps {found.kind}") if doubtful else found
+    return answer
 
 
 def _gradient_of(ours: Values, sides: Sides, key: str) -> list[int]:

@@ -12,9 +12,11 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from parity.differ.alignment import Start
 from parity.differ.answer import Difference
 from parity.differ.confirmation import Change, Mended, run_on
 from parity.differ.element_order import error_of
+from parity.differ.substitution import does
 from parity.differ.values import GRADIENT, Site, Value, Values
 from parity.gates.bridge import Tensors
 
@@ -105,6 +107,33 @@ class Search:
                 if self.mends({side: handed}):
                     return self.told(answer, side, handed, stop)
         return answer
+
+    def where_one_takes_a_step(self, answer: Difference) -> Difference:
+        """Where one side takes a step, from a gradient that both have, without which all gradients are the same; else
+        the answer as it is. It is never sure: another step may undo what is wrong as well."""
+        for side in (0, 1):
+            for step in self._steps(side):
+                if self.mends({side: step}):
+                    values, other, [(k, i), *_] = self._sides[side], self._sides[1 - side], step.places
+                    places = values.site(k), other.site(values.equal[i or 0][0])
+                    here, there = places if side == 0 else places[::-1]
+                    done = does(Start(values, k, (), ()), None, values.rows[k], i or 0)
+                    said = f"{values.side} {done} here; without that, {values.side} goes on as {other.side} does"
+                    others = (answer.ours,) if answer.ours else ()
+                    return replace(
+                        answer, ours=here, theirs=there, agreed=(), kind=said, sure=False, others=others, tried=True
+                    )
+        return answer
+
+    def _steps(self, side: int) -> list[_Handed]:
+        """What a side computes of a gradient that both have, and could leave as it is."""
+        values, found = self._sides[side], list[_Handed]()
+        for each in self._handed[side]:
+            [(k, stays)] = each.places
+            read = [i for i in values.rows[k].inputs if values.rows[i].backward and i in values.equal]
+            alike = [i for i in read if values.rows[i].shape == values.rows[k].shape and not values.copies(k)]
+            found += [each._replace(places=[(k, alike[0])])] if stays is None and alike else []
+        return found[:_TRIED] + self._by_lines(values, found)[:_TRIED]
 
     def where_it_goes_elsewhere(self, answer: Difference) -> Difference:
         """Where one side alone trains the weights that differ, their first; else where each hands a gradient that both
@@ -336,8 +365,9 @@ def _without_gradient(values: Values, trained: Collection[str]) -> set[int]:
 
 
 def _stopping(values: Values, free: set[int], number: int) -> int:
-    """What stops the gradient of a value: the one operation that does so which it was made of, if there is one."""
-    todo, stops = [number], []
+    """What stops the gradient of a value: the one operation that does so which it was made of, if there is one, and
+    gradients are not off there."""
+    todo, stops = [number] * (number not in values.stopped), []
     for i in todo:
         row = values.rows[i]
         if i not in values.stopped and _stops(row) and not free.issuperset(row.inputs):

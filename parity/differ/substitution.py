@@ -450,9 +450,9 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
             agreement = experiments.goes_on(k, given, twins=again)
             if agreement is not None:
                 one = i in row.inputs
-                does = _does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
+                done = does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
                 sure = i in values.equal or not values.rows[i].data
-                said = f"{values.side} {does} here; without that"
+                said = f"{values.side} {done} here; without that"
                 yield _Shown(said, k if one else start.number, i, agreement, sure=sure)
     for k, holds in product((k for k in places if values.rows[k].dtype.endswith("bool")), (True, False)):
         if agreement := experiments.goes_on(k, np.full(values.rows[k].shape, holds)):
@@ -710,7 +710,7 @@ def _site_of_other(experiments: Experiments, shown: _Shown, partner: Start | Non
     return other.site(computed[0]) if other.copies(number) and computed else other.shown(number)
 
 
-def _does(start: Start, partner: Start | None, row: Value, read: int) -> str:
+def does(start: Start, partner: Start | None, row: Value, read: int) -> str:
     """What an operation does to one of the values that it reads: `adds 1e-05`."""
     name = row.operation.split(".")[-1].rstrip("_")
     sizes = sizes_around(start, *([partner] if partner else []))

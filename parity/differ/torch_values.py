@@ -67,9 +67,9 @@ def values_of_torch(
 
     `constants` names buffers that the other side has no parameter for. A fused attention is run as its single
     operations. `taken` is given each gradient as soon as it is there, and the module lets go of it; or all of them
-    after the run, `at_once`. What is in `put` takes the place of these values' numbers, and
-    what is in `digits` that of numbers of this size in the program. With `widening`, weights of fewer digits than float64 are widened
-    where they are used. Raises whatever `run` raises, and SeveralPassesError for a gradient that comes in parts.
+    after the run, `at_once`. What is in `put` takes the place of these values' numbers, and what is in `digits` that of
+    numbers of this size in the program. With `widening`, weights of fewer digits than float64 are widened where they
+    are used. Raises whatever `run` raises, and SeveralPassesError for a gradient that comes in parts.
     """
     recorder = Recorder(Values("theirs", keep, {} if sketched else None), put, digits, widening)
     trained = {name: p for name, p in module.named_parameters() if taken and p.requires_grad}
@@ -331,6 +331,10 @@ _UNCHECKED = re.compile(r"backward|aten\._(?!softmax|log_softmax|to_copy|unsafe_
 """Operations that PyTorch alone calls: some do not check the shapes of what they are given, and write beyond it."""
 
 
+_RESHAPED = dict.fromkeys((torch.ops.aten.view.default, torch.ops.aten._unsafe_view.default), torch.reshape)
+"""What computes the same, however the array lies in memory, which may be in another way when it is made again."""
+
+
 def _otherwise(again: Any, output: int, numbers: Sequence[float]) -> Othersteps:
     """An operation with another number, argument or name: what is said of it, and how it is computed."""
     func, leaves, structure, places = again.args
@@ -364,7 +368,7 @@ def _made_again(
     given = (torch.from_numpy(np.array(arrays[place])) for place in places)
     args, kwargs = tree_unflatten([next(given) if isinstance(leaf, _Shape) else leaf for leaf in leaves], structure)
     with torch.no_grad():
-        return tree_leaves(func(*args, **kwargs))[output].numpy()
+        return tree_leaves(_RESHAPED.get(func, func)(*args, **kwargs))[output].numpy()
 
 
 def _key(tensor: torch.Tensor) -> Key:

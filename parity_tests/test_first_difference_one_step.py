@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 from torch import nn
+from torch.nn import functional as F
 from torch.nn.utils.parametrizations import weight_norm
 
 from parity import first_difference
@@ -89,6 +90,54 @@ def scaled_at_once(p, x, fault):
     return 0.1 / 0.19 * slope / (jnp.sqrt(second + 1e-3) if fault else jnp.sqrt(second) + 1e-3)
 
 
+def in_logarithms(self, x):
+    """A recurrence of gates and candidates, from sums of logarithms (minGRU)."""
+    gate, candidate = self.out(x).chunk(2, -1)
+    keep, add = -F.softplus(gate), -F.softplus(-gate) + F.softplus(candidate).log()
+    before = torch.cumsum(keep, 1)
+    return (before + torch.logcumsumexp(add - before, 1)).exp()
+
+
+def in_steps(p, x, fault):
+    gate, candidate = jnp.split(x @ p["kernel"], 2, axis=-1)[:: -1 if fault else 1]
+    state, states = 0.0, []
+    for n in range(x.shape[1]):
+        z = jax.nn.sigmoid(gate[:, n])
+        state = (1 - z) * state + z * jax.nn.softplus(candidate[:, n])
+        states.append(state)
+    return jnp.stack(states, 1)
+
+
+def coupled(self, x):
+    """Two flows that are not equally wide, each with a shift and a gate (Glow)."""
+    for layer in self.out:
+        shift, gate = layer(x).chunk(2, -1)
+        x = torch.cat([x, (x.sum(-1, keepdim=True) + shift) * torch.sigmoid(gate + 2)], -1)
+    return x
+
+
+def coupled_at_once(p, x, fault):
+    for kernel in (p["first"], p["second"]):
+        raw = x @ kernel
+        half = raw.shape[-1] // 2
+        log_gate = jax.nn.log_sigmoid(raw[..., half:] + 2)
+        shift = raw[..., half if fault else 0 :][..., :half]
+        x = jnp.concatenate([x, (x.sum(-1, keepdims=True) + shift) * jnp.exp(log_gate)], -1)
+    return x
+
+
+def likely_pairs(self, x):
+    """A loss of pairs, each alike or not (SigLIP)."""
+    y = self.out(x[0])
+    return -F.logsigmoid((2 * torch.eye(9) - 1) * (y @ y.T)).sum(-1).mean()
+
+
+def likely_pairs_in_one(p, x, fault):
+    y = x[0] @ p["kernel"]
+    losses = jax.nn.softplus((y @ y.T) * jnp.where(jnp.eye(9), -1.0, 1.0))
+    return losses.mean() if fault else losses.sum(-1).mean()
+
+
 def linear(width, out):
     return lambda: nn.Linear(width, out, bias=False)
 
@@ -97,7 +146,12 @@ def transposed():
     return weight_norm(nn.ConvTranspose1d(3, 5, 4, stride=2))
 
 
+def of_two():
+    return nn.ModuleList([nn.Linear(3, 4, bias=False), nn.Linear(5, 6, bias=False)])
+
+
 OF = {"kernel": ("out.weight", "o i -> i o")}
+OF_TWO = {"first": ("out.0.weight", "o i -> i o"), "second": ("out.1.weight", "o i -> i o")}
 NORMED = {
     "size": "out.parametrizations.weight.original0",
     "direction": "out.parametrizations.weight.original1",
@@ -119,6 +173,21 @@ CASES = {
         (attended_by_sums, attended, linear(3, 8), OF),
         "jnp.split",
         f"here; with the two exchanged, {GOES_ON}",
+    ),
+    "a mean of more": (
+        (likely_pairs_in_one, likely_pairs, linear(3, 4), OF),
+        "losses.mean()",
+        f"ours has 81 here; with 9, {GOES_ON}",
+    ),
+    "two parts, where nothing agrees for long": (
+        (in_steps, in_logarithms, linear(3, 8), OF),
+        "jnp.split",
+        f"here; with the two exchanged, {GOES_ON}",
+    ),
+    "the same part of arrays of another length": (
+        (coupled_at_once, coupled, of_two, OF_TWO),
+        "shift = ",
+        f"ours takes a part here; with [:, :, 0:2] in its place, {GOES_ON}",
     ),
     "two steps": (
         (scaled_at_once, scaled, linear(3, 4), OF),
@@ -221,6 +290,23 @@ def test_a_gradient_that_is_cut_before_a_result_without_one_is_named_where_it_is
     assert found.kind == "ours hands a gradient back here, theirs does not: it is detached"
 
 
+@pytest.mark.parametrize("order", [(0, 2, 4, 1, 3, 5), (0, 2, 4, 3, 5, 1)])
+def test_patches_that_are_cut_in_another_order_than_a_convolution_does_are_not_said_to_agree(order):
+    images = numbers(2, 3, 6, 6, seed=5)
+
+    def ours(p, x):
+        return x.reshape(2, 3, 2, 3, 2, 3).transpose(order).reshape(2, 4, 27) @ p["kernel"] + p["bias"]
+
+    module = Module(lambda self, x: self.out(x).flatten(2).mT, out=lambda: nn.Conv2d(3, 5, 3, stride=3))
+    weights = {"kernel": ("out.weight", "o i h w -> (i h w) o"), "bias": "out.bias"}
+    found = first_difference(ours, module, weights, [images])
+    assert bool(found) == (order[3] == 3)
+    if found:
+        assert found.tried
+        assert ".transpose(order)" in found.ours.source
+        assert "with axis 5 as axis 3 before" in found.kind
+
+
 @pytest.mark.parametrize("order", [(0, 1, 3, 2, 4, 5), (0, 1, 3, 4, 2, 5)])
 def test_a_weight_is_not_in_another_order_for_sure_where_ours_moves_what_it_multiplies(order):
     """Patches of images, whose height and width are exchanged."""
@@ -262,3 +348,89 @@ def test_the_reader_of_one_of_two_parts_is_named_and_not_the_line_that_takes_bot
     found = first_difference(ours, module, OF, [numbers(5, 3, seed=2), edges])
     assert "index_add" in found.theirs.source
     assert "segment_sum" in found.ours.source
+
+
+class Scaled(torch.autograd.Function):
+    """Hands its gradient back as so many times what it is."""
+
+    @staticmethod
+    def forward(ctx, x, factor):
+        ctx.factor = factor
+        return x.view_as(x)
+
+    @staticmethod
+    def backward(ctx, gradient):
+        return gradient.neg() * -ctx.factor, None
+
+
+@partial(jax.custom_vjp, nondiff_argnums=(1,))
+def scaled_back(x, factor):
+    return x
+
+
+scaled_back.defvjp(lambda x, factor: (x, None), lambda factor, _, gradient: (factor * gradient,))
+
+
+def adversary(self, x, factor=-0.6, reads_it=True):
+    """A reversed gradient (domain-adversarial training)."""
+    pooled = torch.tanh(self.out(x)).mT.mean(2)
+    reversed_there = Scaled.apply(pooled, factor)
+    read = reversed_there if reads_it else pooled
+    return pooled.sin().sum() + torch.cos(2 * read).sum()
+
+
+@pytest.mark.parametrize(
+    "factor, reads_it, named, said",
+    [
+        (-0.6, True, "", ""),
+        (-1.0, True, "return gradient.neg() * -ctx.factor, None", "theirs multiplies by 0.6"),
+        (-0.6, False, "torch.cos(2 * read)", "ours multiplies by -0.6"),
+    ],
+)
+def test_a_step_on_the_way_back_is_named_without_which_all_gradients_agree(factor, reads_it, named, said):
+    def ours(p, x):
+        pooled = jnp.tanh(x @ p["kernel"]).mean(1)
+        return jnp.sin(pooled).sum() + jnp.cos(2 * scaled_back(pooled, factor)).sum()
+
+    found = first_difference(ours, Module(partial(adversary, reads_it=reads_it), out=linear(3, 4)), OF, [POINTS])
+    assert bool(found) == bool(named)
+    if found:
+        assert found.tried
+        assert named in found.theirs.source
+        assert said in found.kind
+
+
+def test_what_one_side_stops_is_not_sure_where_the_other_goes_on_otherwise_without_it():
+    """The size of a step that is learned, with a smaller gradient (LSQ): theirs multiplies by another one at the end."""
+
+    def ours(p, x):
+        step = p["step"] * 0.1 + jax.lax.stop_gradient(p["step"] * 0.9)
+        return jnp.tanh(x / step) * step
+
+    def forward(self, x):
+        return torch.tanh(x / Scaled.apply(self.step, 0.1)) * self.step
+
+    module = Module(forward, step=lambda: nn.Parameter(torch.tensor(0.4)))
+    found = first_difference(ours, module, {"step": "step"}, [POINTS])
+    assert found.stage == "backward"
+    assert not found.sure
+
+
+def test_where_gradients_are_off_no_other_stop_is_named():
+    """A target of a critic (SAC), which reads what is rightly detached as well."""
+
+    def ours(p, x):
+        target = x + 0.9 * (jnp.cos(x @ p["kernel"]) - jax.lax.stop_gradient(jnp.exp(p["alpha"])) * x)
+        return jnp.square(x @ p["value"] - target).mean()
+
+    def forward(self, x):
+        alpha = self.alpha.exp().detach()
+        with torch.no_grad():
+            target = x + 0.9 * (self.out(x).cos() - alpha * x)
+        return (self.value(x) - target).square().mean()
+
+    module = Module(forward, out=linear(3, 3), value=linear(3, 3), alpha=lambda: nn.Parameter(torch.tensor(0.4)))
+    weights = {**OF, "value": ("value.weight", "o i -> i o"), "alpha": "alpha"}
+    found = first_difference(ours, module, weights, [POINTS])
+    assert found.kind == "ours hands a gradient back here, theirs does not: it is detached"
+    assert "target" in found.theirs.source

@@ -247,3 +247,10 @@ def test_an_operation_that_checks_no_shapes_is_not_tried_with_others():
     assert row.again([first, second]).shape == (3, 4, 2, 2)
     with pytest.raises(ValueError, match="weight_norm"):
         row.again([first.swapaxes(0, 1), second])
+
+
+def test_a_view_is_made_again_of_numbers_that_lie_in_memory_in_another_way():
+    rows = values_of_torch(nn.Identity(), lambda: {"output": torch.arange(6.0).reshape(2, 3).exp().view(6)}, {}).rows
+    [view] = (row for row in rows if row.operation == "aten.view" and row.shape == (6,) and row.again)
+    given = np.asfortranarray(np.arange(6.0).reshape(2, 3))
+    np.testing.assert_array_equal(view.again([given]), np.arange(6.0))

@@ -17,6 +17,8 @@ from parity.gates.measure import FLOAT64_BAR
 
 _FLOAT32 = 2.0**-24
 _FLOATING = "torch.float64", "torch.float32"
+_LARGEST = 1e30
+"""The numbers of masks are larger."""
 _TRIED = 16
 """Pairs of values, at most, at which the two sides may come together again."""
 _KINDS = {"epsilon": "another constant is added"}
@@ -173,7 +175,7 @@ def _is_converted(values: Values, number: int) -> bool:
 
 def _is_rounded(number: float) -> bool:
     """Whether it is no whole number, and one that float32 has."""
-    return float(np.float32(number)) == number != np.rint(number)
+    return abs(number) < _LARGEST and float(np.float32(number)) == number != np.rint(number)
 
 
 def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:
@@ -181,7 +183,7 @@ def _rounds_alike(here: np.ndarray, there: np.ndarray) -> bool:
     rounded is a frequency that counts as often as there are places; what is held in float32 may be small beside what
     was rounded, as at the ends of a window. The "minus infinity" of a mask is never rounded."""
     largest = float(np.abs(there).max())
-    if not largest < 1e30:
+    if not largest < _LARGEST:
         return False
     apart = np.abs(here - there)
     table = max(there.shape) * largest if there.squeeze().ndim > 1 else 0.0

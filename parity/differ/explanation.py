@@ -2,7 +2,7 @@
 
 import math
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -255,8 +255,7 @@ class _Parting:
         told = f"{ours.rows[i].name} holds the numbers of {theirs.rows[j].name}{held}"
         places = ours.made(self.first.number), theirs.made(self.second.number)
         # What is multiplied by the weight may be in another order as well, where ours moves its axes.
-        read = (k for k in self.first.row.inputs if ours.parameter(k) is None)
-        moved = [m for k in read for m in copied_from(ours, k) if re.search("transpose|rev", ours.rows[m].operation)]
+        moved = _moved(self.first, (k for k in self.first.row.inputs if ours.parameter(k) is None))
         others, sure = tuple(map(ours.site, moved[:_OTHERS])), not moved
         return Difference("parameters", *places, (), order, sure, sure, (told,), others=others, **self.about)
 
@@ -292,6 +291,11 @@ class _Parting:
             # Of complex numbers the absolute values are compared; of what agrees in some rows, the others may be wrong.
             of_complex = side.values.reads_complex(side.number) or (bool(what) and "complex" in side.row.dtype)
             sure = sure and not of_complex and side.values.partly.isdisjoint(side.agreed)
+        # Patches that are cut are multiplied in an order that is not seen in them.
+        cut = [bool(re.search("conv(?!ert)", side.row.operation)) for side in (first, second)]
+        sure = sure and (
+            bool(what) or not (cut[0] != cut[1] and any(_moved(side, side.agreed) for side in (first, second)))
+        )
         # On the way back nothing is run on, so that no more is known.
         checked, sure = origin.checked and (bool(what) or stage == "forward"), sure and not origin.lost
         sure = sure and (by_numbers or not (wrong or (what and stage == "backward")))
@@ -320,6 +324,12 @@ class _Parting:
             what = f"perhaps {what}"
         agreed = _agreeing(self.first, self.second)
         return Difference(stage, *places, agreed, what, sure, sure and checked, **self.about)
+
+
+def _moved(start: Start, read: Iterable[int]) -> list[int]:
+    """Where the axes of what a start reads are moved."""
+    rows = start.values.rows
+    return [m for k in read for m in copied_from(start.values, k) if re.search("transpose|rev", rows[m].operation)]
 
 
 def _is_inherited(first: Start, second: Start) -> bool:

@@ -30,6 +30,8 @@ _WORK = 60_000
 _LARGEST = 1 << 16
 """Elements of what is made otherwise, at most."""
 _NUMBERS = (0.0, 1.0, -1.0, 2.0, 0.5)
+_SIZES = 12
+"""Sizes of axes, at most, that are tried as a number."""
 _MASKED = 1e3
 """Larger numbers may be those of a mask."""
 _EXACT = 1e-12
@@ -60,7 +62,7 @@ def one_step_otherwise(values: Values, other: Values) -> list[Otherwise]:
             rank = number, len(rows)
             for said, instead in way(steps, rows) if line not in found or rank < found[line].rank else ():
                 change = instead if isinstance(instead, Mapping) else dict(zip(rows, instead, strict=True))
-                if steps.mends_all(change):
+                if steps.mends_all(change, near=way not in _SELDOM):
                     said = f"{values.side} {said}, {values.side} goes on as {other.side} does"
                     # A view reads nothing wrong: what it is of is.
                     view = way is _other_value and values.copies(rows[0])
@@ -96,7 +98,9 @@ class _Steps:
         self._sizes = np.sort([other.rows[j].largest for j in missing])
         rows = [other.rows[j] for j in other.live()]
         single = (row.largest for row in rows if not row.data and math.prod(row.shape) == 1)
-        self.numbers = sorted({*_NUMBERS, *single, *(x for row in rows for x in row.literals)})
+        # What one side divides by, a mean of the other may be of.
+        sizes = {float(size) for row in rows for size in row.shape}
+        self.numbers = sorted({*_NUMBERS, *single, *(x for row in rows for x in row.literals), *sorted(sizes)[:_SIZES]})
         pairs = ((values.outputs[name], j) for name, j in other.outputs.items() if name in values.outputs)
         # (ours, its numbers there, how far apart they may be): a small difference is mended by less.
         self._wanted = [
@@ -170,8 +174,9 @@ class _Steps:
         before = [n for n in self._groups[self._keys[m]] if n < k and rows[n].layer == layer[: len(rows[n].layer)]]
         return before[-1] if before else None
 
-    def mends_all(self, instead: Mapping[int, Instead]) -> bool:
-        """Whether all that is returned agrees, and something before, with something else in the place of these."""
+    def mends_all(self, instead: Mapping[int, Instead], *, near: bool) -> bool:
+        """Whether all that is returned agrees, and something before, if it is to be near, with something else in the
+        place of these."""
         values, first = self.values, min(instead)
         if self.work > _WORK:
             return False
@@ -185,7 +190,7 @@ class _Steps:
             return False
         change = Change(first, array, {k: each for k, each in instead.items() if k != first})
         with suppress(Exception):
-            if self._meets(change):
+            if not near or self._meets(change):
                 after = run_on(values, change)
                 self.work += len(values.rows) - first
                 return isinstance(after, Values) and all(
@@ -305,17 +310,30 @@ def _other_part(steps: _Steps, rows: Sequence[int]) -> Changes:
     if not steps.values.copies(rows[0]):
         return
     whole, shape = steps.values.rows[values[0].inputs[-1]].shape, values[0].shape
-    for part in _parts(whole, shape):
-        shown = ", ".join(_shown(each) for each in part)
+    parts = [_parts(steps.values.rows[row.inputs[-1]].shape, row.shape) for row in values]
+    for which, part in parts[0].items():
+        if all(which in each for each in parts):
+            shown = ", ".join(_shown(each) for each in part)
+            yield (
+                f"takes a part here; with [{shown}] in its place",
+                [Instead(row.inputs[-1:], partial(_taken, its[which])) for row, its in zip(values, parts, strict=True)],
+            )
+    if math.prod(whole) != math.prod(shape):
+        return
+    count = len(whole)
+    ways: list[tuple[str, Callable[[np.ndarray], np.ndarray]]] = [
+        (f"axes {a + count} and {b + count} exchanged", partial(np.swapaxes, axis1=a, axis2=b))
+        for a, b in combinations(range(-count, 0), 2)
+    ]
+    ways += [
+        (f"axis {a + count} as axis {b + count}", partial(np.moveaxis, source=a, destination=b))
+        for a, b in ((-1, -3), (-3, -1))
+        if count > 2
+    ]
+    for said, moved in ways:
         yield (
-            f"takes a part here; with [{shown}] in its place",
-            [Instead(row.inputs[-1:], partial(_taken, part)) for row in values],
-        )
-    for axes in combinations(range(-len(whole), 0), 2) if math.prod(whole) == math.prod(shape) else ():
-        exchanged = " and ".join(str(axis + len(whole)) for axis in axes)
-        yield (
-            f"has {list(whole)} as {list(shape)} here; with axes {exchanged} exchanged before",
-            [Instead(row.inputs[-1:], partial(_reshaped, axes, row.shape)) for row in values],
+            f"has {list(whole)} as {list(shape)} here; with {said} before",
+            [Instead(row.inputs[-1:], partial(_reshaped, moved, row.shape)) for row in values],
         )
 
 
@@ -336,18 +354,21 @@ def _exchanged_parts(steps: _Steps, rows: Sequence[int]) -> Changes:
             )
 
 
-def _parts(whole: tuple[int, ...], part: tuple[int, ...]) -> Iterator[tuple[Any, ...]]:
-    """The parts of an array that have this shape."""
-    every = slice(None)
+def _parts(whole: tuple[int, ...], part: tuple[int, ...]) -> dict[Key, tuple[Any, ...]]:
+    """The parts of an array that have this shape, by which they are: the second half is that in every length."""
+    every, found = slice(None), dict[Key, tuple[Any, ...]]()
     for axis, size in enumerate(whole):
+        before = (*[every] * axis,)
         if whole[:axis] + whole[axis + 1 :] == part:
-            yield from ((*[every] * axis, n) for n in range(min(size, _PARTS)))
+            found |= {(axis, n): (*before, n) for n in range(min(size, _PARTS))}
         elif len(whole) == len(part) and whole[:axis] + whole[axis + 1 :] == part[:axis] + part[axis + 1 :]:
             length = part[axis]
-            step = size // length if length and size % length == 0 else 1
-            windows = [slice(n, n + length) for n in range(size - length + 1)]
-            windows += [slice(n, None, step) for n in range(step)] if step > 1 else []
-            yield from ((*[every] * axis, window) for window in windows[:_PARTS])
+            count = size // length if length and size % length == 0 else 1
+            found |= {(axis, n, count): (*before, slice(n * length, (n + 1) * length)) for n in range(count)[:_PARTS]}
+            others = (n for n in range(size - length + 1)[:_PARTS] if length and n % length)
+            found |= {(axis, n, "from"): (*before, slice(n, n + length)) for n in others}
+            found |= {(axis, n, "every", count): (*before, slice(n, None, count)) for n in range(count) if count > 1}
+    return found
 
 
 def _moved(steps: _Steps, rows: Sequence[int]) -> Changes:
@@ -379,8 +400,8 @@ def _taken(part: tuple[Any, ...], arrays: Sequence[Any]) -> Any:
     return arrays[0][part]
 
 
-def _reshaped(axes: tuple[int, int], shape: tuple[int, ...], arrays: Sequence[Any]) -> Any:
-    return np.swapaxes(arrays[0], *axes).reshape(shape)
+def _reshaped(moved: Callable[[np.ndarray], np.ndarray], shape: tuple[int, ...], arrays: Sequence[Any]) -> Any:
+    return moved(arrays[0]).reshape(shape)
 
 
 def _then(row: Value, after: Callable[[np.ndarray], np.ndarray], arrays: Sequence[Any]) -> Any:
@@ -395,4 +416,6 @@ def _shifted(axis: int, by: int, array: np.ndarray) -> np.ndarray:
     return moved
 
 
+_SELDOM = (_opposite, _exchanged_parts)
+"""What there is little of to try: it is run to the end, although nothing agrees near it."""
 _WAYS = (_other_argument, _opposite, _exchanged_parts, _other_value, _left_out, _other_order, _other_part, _moved)

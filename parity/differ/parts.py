@@ -89,7 +89,8 @@ def _filled(
 def _written(values: Values) -> Iterator[tuple[int, int, int]]:
     """(what is written into, the length of one of its axes, how much of it is filled): behind that there are zeros."""
     for k in sorted(values.live()):
-        if _WRITES.match(values.rows[k].operation) and (array := values.arrays.get(k)) is not None:
+        array = values.arrays.get(k) if _WRITES.match(values.rows[k].operation) else None
+        if array is not None and array.ndim:
             places = np.nonzero(array)
             for length, at in zip(array.shape, places, strict=True):
                 filled = 1 + int(at.max(initial=-1))

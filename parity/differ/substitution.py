@@ -450,7 +450,8 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
             agreement = experiments.goes_on(k, given, twins=again)
             if agreement is not None:
                 one = i in row.inputs
-                done = does(start, partner, row, i) if one else f"computes `{values.site(start.number).source}`"
+                lines = dict.fromkeys(f"`{values.site(number).source}`" for number in (start.number, k))
+                done = does(start, partner, row, i) if one else f"computes {' to '.join(lines)}"
                 sure = i in values.equal or not values.rows[i].data
                 said = f"{values.side} {done} here; without that"
                 yield _Shown(said, k if one else start.number, i, agreement, sure=sure)

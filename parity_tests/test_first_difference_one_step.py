@@ -401,7 +401,7 @@ def test_a_step_on_the_way_back_is_named_without_which_all_gradients_agree(facto
 
 
 def test_what_one_side_stops_is_not_sure_where_the_other_goes_on_otherwise_without_it():
-    """The size of a step that is learned, with a smaller gradient (LSQ): theirs multiplies by another one at the end."""
+    """The size of a step that is learned, with a smaller gradient (LSQ): theirs ends with another one."""
 
     def ours(p, x):
         step = p["step"] * 0.1 + jax.lax.stop_gradient(p["step"] * 0.9)

@@ -254,3 +254,9 @@ def test_a_view_is_made_again_of_numbers_that_lie_in_memory_in_another_way():
     [view] = (row for row in rows if row.operation == "aten.view" and row.shape == (6,) and row.again)
     given = np.asfortranarray(np.arange(6.0).reshape(2, 3))
     np.testing.assert_array_equal(view.again([given]), np.arange(6.0))
+
+
+def test_memory_that_nothing_was_written_to_is_zero():
+    torch.full((5, 1000), 7.0)  # which the allocator may hand out again
+    rows = values_of_torch(nn.Identity(), lambda: {"output": torch.empty(5, 1000).fill_(2.0) + 0}, {}).rows
+    assert next(row for row in rows if "empty" in row.operation).largest == 0

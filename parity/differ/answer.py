@@ -182,7 +182,7 @@ def called(factor: float, sizes: Collection[int] = ()) -> str:
             return f"{shown} ({sign}{inverse}sqrt({square}))"
         if square in sizes:
             return f"{shown} ({sign}{inverse}sqrt({square})?)"
-    for hundredth in range(1, 100):
+    for hundredth in range(1, 100) if factor > 0 else ():
         keep = 1 - hundredth / 100
         if math.isclose(size, 1 / keep, rel_tol=1e-9):
             return f"{factor:.6g} (1/{keep:g}: a dropout of {hundredth / 100:g} that is not off?)"

@@ -126,13 +126,14 @@ class Search:
         return answer
 
     def _steps(self, side: int) -> list[_Handed]:
-        """What a side computes of a gradient that both have, and could leave as it is."""
+        """What a side computes of a gradient that both have, but for sums, and could leave as it is."""
         values, found = self._sides[side], list[_Handed]()
         for each in self._handed[side]:
             [(k, stays)] = each.places
-            read = [i for i in values.rows[k].inputs if values.rows[i].backward and i in values.equal]
-            alike = [i for i in read if values.rows[i].shape == values.rows[k].shape and not values.copies(k)]
-            found += [each._replace(places=[(k, alike[0])])] if stays is None and alike else []
+            row, computes = values.rows[k], stays is None and not _hands_on(values, k)
+            read = (i for i in row.inputs if values.rows[i].backward and i in values.equal)
+            alike = [i for i in read if values.rows[i].shape == row.shape]
+            found += [each._replace(places=[(k, alike[0])])] if computes and alike else []
         return found[:_TRIED] + self._by_lines(values, found)[:_TRIED]
 
     def where_it_goes_elsewhere(self, answer: Difference) -> Difference:

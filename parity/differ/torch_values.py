@@ -285,6 +285,8 @@ class Recorder(TorchDispatchMode):
         known = tuple(dict.fromkeys(numbers))
         again = partial(_made_again, func, *_without_tensors(args, kwargs), [known.index(n) for n in numbers])
         out = func(*args, **kwargs)
+        if "empty" in str(func):
+            out.zero_()  # what lies there by chance is no number of the program
         literals = tuple(float(leaf) for leaf in tree_leaves((args, kwargs)) if isinstance(leaf, float))
         node = torch._C._current_autograd_node()
         back, written = self._goes_back(), _place(self._call)

@@ -346,3 +346,15 @@ def test_what_lies_behind_a_table_in_float32_is_found(factor):
     assert bool(found) == (factor != 1.0)
     if found:
         assert found.ours.source.startswith("return jnp.tanh"), str(found)
+
+
+def test_a_number_that_float32_holds_is_another_one_where_ours_has_none_that_it_rounds():
+    """As the largest probability that goes into a logarithm: ours has another one, for another purpose."""
+    most = 1 - torch.finfo(torch.float32).eps
+    theirs = Module(lambda m, x: torch.log(1 + 1e-12 - torch.sigmoid(20 * m.up(x)).clamp(max=most)))
+    theirs.up = nn.Linear(6, 6, bias=False)
+
+    def ours(p, x):
+        return jnp.log(1 + 1e-12 - jax.nn.sigmoid(20 * (x @ p["up"].T)))
+
+    assert "clamp" in first_difference(ours, theirs, {"up": "up.weight"}, [3 * numbers(3, 6)]).theirs.source

@@ -800,3 +800,23 @@ def test_what_is_in_a_cache_of_one_length_is_what_the_other_side_has(fault, name
     assert bool(found) == bool(fault)
     assert named in (f"{found.ours.source} {found.theirs.source}" if found else "")
     assert "masks" not in (found.kind or "")
+
+
+def test_an_axis_as_long_as_that_of_another_array_that_ends_with_zeros_is_none_of_it():
+    places = np.arange(5), np.array([0, 1, 1, 2, 3])
+
+    def forward(self, x):
+        y = self.linear(x)
+        counts = torch.zeros(5, 6).double().index_put((*map(torch.tensor, places),), y[:, 0])
+        bent = torch.cat([torch.tanh(y[:, :4]), torch.tanh(y[:, 4:])], -1)
+        return torch.cos(bent) @ torch.arange(1.0, 7).double() + counts.sum(-1)
+
+    def ours(p, x):
+        y = affine(p, x)
+        counts = jnp.zeros((5, 6)).at[places].set(y[:, 0])
+        bent = jnp.tanh(y) * jnp.array([1.0, 1.0, 1.0, 1.0, 2.0, 2.0])
+        return jnp.cos(bent) @ jnp.arange(1.0, 7) + counts.sum(-1)
+
+    found = asked(ours, of_linear(forward, 6))
+    assert found.sure
+    assert "bent = " in found.ours.source

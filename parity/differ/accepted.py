@@ -71,6 +71,7 @@ class Accepted:
         index, near = ours.index(set(constants)), dict[int, list[int]]()
         numbers = {abs(x) for i in ours.live() for x in ours.rows[i].literals}
         numbers |= {ours.rows[i].largest for i in constants if math.prod(ours.rows[i].shape) == 1}
+        written = self._written(theirs, numbers)
         numbers |= {1 / x for x in numbers if x}
         found = {}
         for j in sorted(theirs.live() - self.put.keys()):
@@ -92,7 +93,6 @@ class Accepted:
             elif (full := _with_digits(there, numbers)) is not None and not _is_converted(theirs, j):
                 found[j] = full
         digits = self._digits(ours, theirs, constants)
-        written = self._written(theirs, numbers)
         taken = self.error, {**self.put}, {**self.digits}, [*self.rounded]
         self.before = taken if found or digits or written else None
         self.put |= found
@@ -102,11 +102,11 @@ class Accepted:
         return bool(self.before)
 
     def _written(self, theirs: Values, numbers: Collection[float]) -> list[tuple[int, float, float]]:
-        """(value, size, that of ours) of the numbers in the program of theirs that have no digits behind float32's."""
+        """(value, size, that of ours) of the numbers in the program of theirs that are float32's for one of ours."""
+        full = {y: float(np.float32(y)) for y in numbers if y < _LARGEST and not _is_rounded(y) and y != np.rint(y)}
         sizes = {abs(x): j for j in theirs.live() for x in theirs.rows[j].literals}
-        rounded = {x: j for x, j in sizes.items() if _is_rounded(x) and x not in numbers and x not in self.digits}
-        near = ((j, x, y) for x, j in rounded.items() for y in numbers if _rounds_alike(np.asarray(y), np.asarray(x)))
-        return [*near]
+        found = ((j, x, [y for y in full if full[y] == x]) for x, j in sizes.items() if x not in self.digits)
+        return [(j, x, ours[0]) for j, x, ours in found if len(ours) == 1]
 
     def _digits(self, ours: Values, theirs: Values, constants: Sequence[int]) -> dict[int, float]:
         """Numbers that ours converts from float32, and what stands for each in the program of theirs: it, its half, its

@@ -71,8 +71,8 @@ class Difference:
     """What a batch is too short to show."""
 
     others: tuple[Site, ...] = ()
-    """Other lines of ours to look at, where it is not sure, on the way forward: where the order of what is read there
-    may have been lost, what is chosen by and has no equal, and where the two begin to differ as well."""
+    """Other lines of ours to look at, where it is not sure: where the order of what is read there may have been lost,
+    what is chosen by and has no equal, where the two begin to differ as well, and what mends as much."""
 
     tried: bool = False
     """Whether it was found by trying out steps: where one is done otherwise, all agrees."""

@@ -123,23 +123,15 @@ def _backward(sides: Sides, name: str) -> Difference:
         wrong = {key for key, error in errors.items() if not error < 1e-6 * largest}
         trained = {path for key in compared for path, _ in sides.held_by.get(key, ())}, compared.keys()
         gradients = Gradients((ours, theirs), (ends, their_ends), trained, wrong, zero, sides.gradients, sides.held)
-        stops = partial(where_one_stops, ours, theirs, gradients=(set(errors), reached), held_by=sides.held_by)
-        answer = _searched(answer, Search.of(gradients), stops)
+        search, stops = Search.of(gradients), partial(where_one_stops, ours, theirs, held_by=sides.held_by)
+        looks: list[Callable[[Difference], Difference]] = [
+            partial(stops, gradients=(set(errors), reached), runs=search is not None)
+        ]
+        if search:
+            looks[:0] = search.where_one_hands_back, search.where_one_takes_a_step
+            looks.append(search.where_it_goes_elsewhere)
+        answer = next((other for look in looks if (other := look(answer)) is not answer), answer)
     return replace(answer, trained_alone=alone)
-
-
-def _searched(answer: Difference, search: Search | None, stops: Callable[[Difference], Difference]) -> Difference:
-    """What the way back shows where one side is run on to its end, if it can be; or a line that stops a gradient."""
-    looks = [stops]
-    if search:
-        looks = [search.where_one_hands_back, search.where_one_takes_a_step, stops, search.where_it_goes_elsewhere]
-    for look in looks:
-        found = look(answer)
-        if found is not answer:
-            # Without what is handed back there, all would have been mended.
-            doubtful = search is not None and look is stops
-            return replace(found, sure=False, kind=f"perhaps {found.kind}") if doubtful else found
-    return answer
 
 
 def _gradient_of(ours: Values, sides: Sides, key: str) -> list[int]:

@@ -115,14 +115,14 @@ class Search:
             for step in self._steps(side):
                 if self.mends({side: step}):
                     values, other, [(k, i), *_] = self._sides[side], self._sides[1 - side], step.places
-                    places = values.site(k), other.site(values.equal[i or 0][0])
+                    assert i is not None
+                    places = values.site(k), other.site(values.equal[i][0])
                     here, there = places if side == 0 else places[::-1]
-                    done = does(Start(values, k, (), ()), None, values.rows[k], i or 0)
+                    done = does(Start(values, k, (), ()), None, values.rows[k], i)
                     said = f"{values.side} {done} here; without that, {values.side} goes on as {other.side} does"
+                    trust: dict[str, Any] = {"sure": False, "confirmed": False, "tried": True}
                     others = (answer.ours,) if answer.ours else ()
-                    return replace(
-                        answer, ours=here, theirs=there, agreed=(), kind=said, sure=False, others=others, tried=True
-                    )
+                    return replace(answer, ours=here, theirs=there, agreed=(), kind=said, others=others, **trust)
         return answer
 
     def _steps(self, side: int) -> list[_Handed]:
@@ -366,8 +366,8 @@ def _without_gradient(values: Values, trained: Collection[str]) -> set[int]:
 
 
 def _stopping(values: Values, free: set[int], number: int) -> int:
-    """What stops the gradient of a value: the one operation that does so which it was made of, if there is one, and
-    gradients are not off there."""
+    """What stops the gradient of a value: itself, where gradients are off or several operations do; else the one that
+    does, which it was made of."""
     todo, stops = [number] * (number not in values.stopped), []
     for i in todo:
         row = values.rows[i]

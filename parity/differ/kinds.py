@@ -120,7 +120,8 @@ def _mask_of_one(ours: Start, theirs: Start) -> str | None:
     if _MASKED_FOR.isdisjoint(around) or any(re.search("where|mask|select_n", name) for name in around):
         return None
     # What of one side is not filled yet is masked there alone.
-    if _masks(other, other.near, _SMALL) or one.values.partly:
+    read = {*one.agreed, *(i for k in one.near for i in one.values.rows[k].inputs)}
+    if _masks(other, other.near, _SMALL) or not one.values.partly.isdisjoint(read):
         return None
     return f"only {one.values.side} masks here, {other.values.side} does not"
 

@@ -98,7 +98,7 @@ class _Steps:
         self._sizes = np.sort([other.rows[j].largest for j in missing])
         rows = [other.rows[j] for j in other.live()]
         single = (row.largest for row in rows if not row.data and math.prod(row.shape) == 1)
-        # What one side divides by, a mean of the other may be of.
+        # One side may divide by as many as the other takes a mean of.
         sizes = {float(size) for row in rows for size in row.shape}
         self.numbers = sorted({*_NUMBERS, *single, *(x for row in rows for x in row.literals), *sorted(sizes)[:_SIZES]})
         pairs = ((values.outputs[name], j) for name, j in other.outputs.items() if name in values.outputs)
@@ -365,9 +365,10 @@ def _parts(whole: tuple[int, ...], part: tuple[int, ...]) -> dict[Key, tuple[Any
             length = part[axis]
             count = size // length if length and size % length == 0 else 1
             found |= {(axis, n, count): (*before, slice(n * length, (n + 1) * length)) for n in range(count)[:_PARTS]}
-            others = (n for n in range(size - length + 1)[:_PARTS] if length and n % length)
+            others = (n for n in range(size - length + 1)[:_PARTS] if length and (n % length or n >= count * length))
             found |= {(axis, n, "from"): (*before, slice(n, n + length)) for n in others}
-            found |= {(axis, n, "every", count): (*before, slice(n, None, count)) for n in range(count) if count > 1}
+            steps = range(count)[:_PARTS] if count > 1 and length > 1 else ()
+            found |= {(axis, n, "every", count): (*before, slice(n, None, count)) for n in steps}
     return found
 
 
@@ -417,5 +418,5 @@ def _shifted(axis: int, by: int, array: np.ndarray) -> np.ndarray:
 
 
 _SELDOM = (_opposite, _exchanged_parts)
-"""What there is little of to try: it is run to the end, although nothing agrees near it."""
+"""Ways with few tries, which are run to the end although nothing agrees near them."""
 _WAYS = (_other_argument, _opposite, _exchanged_parts, _other_value, _left_out, _other_order, _other_part, _moved)

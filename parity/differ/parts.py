@@ -30,7 +30,7 @@ def match_in_parts(ours: Values, theirs: Values) -> None:
     is, and of what is made of it, the part that is filled."""
     for values, other in ((ours, theirs), (theirs, ours)):
         _note(values, other, partial(_stacked, other.index()))
-        values.partly = _note(values, other, partial(_filled, other.index(), [*_written(values)]))
+        values.partly = _note(values, other, partial(_filled, values, other.index(), [*_written(values)]))
         # What goes step by step over an array that agrees reads what agrees.
         for k in sorted(values.live() - values.equal.keys()):
             row = values.rows[k]
@@ -77,11 +77,12 @@ def _stacked(index: Index, _: int, array: np.ndarray) -> Iterator[list[list[int]
 
 
 def _filled(
-    index: Index, written: Sequence[tuple[int, int, int]], number: int, array: np.ndarray
+    values: Values, index: Index, written: Sequence[tuple[int, int, int]], number: int, array: np.ndarray
 ) -> Iterator[list[list[int]]]:
-    """The part of an array up to where the last one before it of that length is filled."""
+    """The part of an array up to where the last one of that length that it was made of is filled."""
     for axis, length in enumerate(array.shape):
-        filled = next((size for k, whole, size in reversed(written) if k <= number and whole == length), length)
+        before = ((k, size) for k, whole, size in reversed(written) if k <= number and whole == length)
+        filled = next((size for k, size in before if values.is_made_of(number, k)), length)
         if filled < length:
             yield [_equals(index, [array.take(range(filled), axis)])]
 
@@ -90,7 +91,7 @@ def _written(values: Values) -> Iterator[tuple[int, int, int]]:
     """(what is written into, the length of one of its axes, how much of it is filled): behind that there are zeros."""
     for k in sorted(values.live()):
         array = values.arrays.get(k) if _WRITES.match(values.rows[k].operation) else None
-        if array is not None and array.ndim:
+        if array is not None and array.ndim and array.dtype.kind == "f":
             places = np.nonzero(array)
             for length, at in zip(array.shape, places, strict=True):
                 filled = 1 + int(at.max(initial=-1))

@@ -14,10 +14,11 @@ Gradients = tuple[set[str], set[str]]
 
 
 def where_one_stops(
-    ours: Values, theirs: Values, answer: Difference, gradients: Gradients, held_by: Held
+    ours: Values, theirs: Values, answer: Difference, gradients: Gradients, held_by: Held, *, runs: bool
 ) -> Difference:
-    """The place where one side alone stops a gradient, if that hides all that differs; likely, if it may hide more.
-    Else the answer as it is: both may stop the maximum in a softmax, or one, which changes nothing."""
+    """The place where one side alone stops a gradient, if that hides all that differs; likely, if it may hide more, and
+    not sure where the way back `runs` without it, and does not agree, unless it is that of a weight. Else the answer as
+    it is: both may stop the maximum in a softmax, or one, which changes nothing."""
     found = [
         (one, other, *place, *_hidden_by(one, place[0], theirs, gradients, held_by))
         for one, other in ((ours, theirs), (theirs, ours))
@@ -29,8 +30,9 @@ def where_one_stops(
             own = answer.theirs if one is ours else answer.ours
             places = one.site(stop), own if reader is None else other.made(reader)
             here, there = places if one is ours else places[::-1]
-            proved = hidden == differing
-            return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=True, confirmed=proved)
+            sure = not runs or any(one.rows[i].kind == "parameter" for i in one.rows[stop].inputs)
+            said, proved = "perhaps " * (not sure) + said, sure and hidden == differing
+            return replace(answer, ours=here, theirs=there, agreed=(), kind=said, sure=sure, confirmed=proved)
     return answer
 
 

@@ -122,7 +122,7 @@ def explain_stage(
         parting = _Parting(stage, sides, held_by, about, found, first, second, together, grown)
         answer = parting.explained()
         if answer.sure and not all(side.values.partly.isdisjoint(side.agreed) for side in (first, second)):
-            answer = replace(answer, sure=False, confirmed=False)  # what is not compared may be wrong as well
+            answer = replace(answer, sure=False, confirmed=False)  # an experiment does not see what is not compared
         if not (answer.sure or answer.others) and stage != "backward":
             answer = replace(answer, others=parting.other_lines(answer))
     elif stage == "forward" and (shown := experiment(sides, first, second, found)):
@@ -290,9 +290,9 @@ class _Parting:
             first, second = map(_reading_constants, (first, second), self.starts)
         places, sure = _places(first, second), self.together and (bool(what) or are_counterparts(first, second))
         for side in (first, second):
-            # Of complex numbers the absolute values are compared.
+            # Of complex numbers the absolute values are compared; of what agrees in some rows, the others may be wrong.
             of_complex = side.values.reads_complex(side.number) or (bool(what) and "complex" in side.row.dtype)
-            sure = sure and not of_complex
+            sure = sure and not of_complex and side.values.partly.isdisjoint(side.agreed)
         # Patches that are cut are multiplied in an order that is not seen in them.
         cut = [bool(re.search("conv(?!ert)", side.row.operation)) for side in (first, second)]
         sure = sure and (

@@ -30,7 +30,7 @@ def match_in_parts(ours: Values, theirs: Values) -> None:
     is, and of what is made of it, the part that is filled."""
     for values, other in ((ours, theirs), (theirs, ours)):
         _note(values, other, partial(_stacked, other.index()))
-        values.partly = _note(values, other, partial(_filled, values, other.index(), [*_written(values)]))
+        values.partly = _note(values, other, partial(_filled, other.index(), _written(values)))
         # What goes step by step over an array that agrees reads what agrees.
         for k in sorted(values.live() - values.equal.keys()):
             row = values.rows[k]
@@ -77,26 +77,27 @@ def _stacked(index: Index, _: int, array: np.ndarray) -> Iterator[list[list[int]
 
 
 def _filled(
-    values: Values, index: Index, written: Sequence[tuple[int, int, int]], number: int, array: np.ndarray
+    index: Index, filled: Mapping[int, Mapping[int, int]], number: int, array: np.ndarray
 ) -> Iterator[list[list[int]]]:
-    """The part of an array up to where the last one of that length that it was made of is filled."""
+    """The part of an array up to where what it was made of is filled, along an axis of that length."""
     for axis, length in enumerate(array.shape):
-        before = ((k, size) for k, whole, size in reversed(written) if k <= number and whole == length)
-        filled = next((size for k, size in before if values.is_made_of(number, k)), length)
-        if filled < length:
-            yield [_equals(index, [array.take(range(filled), axis)])]
+        if length in filled.get(number, {}):
+            yield [_equals(index, [array.take(range(filled[number][length]), axis)])]
 
 
-def _written(values: Values) -> Iterator[tuple[int, int, int]]:
-    """(what is written into, the length of one of its axes, how much of it is filled): behind that there are zeros."""
-    for k in sorted(values.live()):
-        array = values.arrays.get(k) if _WRITES.match(values.rows[k].operation) else None
+def _written(values: Values) -> dict[int, dict[int, int]]:
+    """Value -> the length of an axis -> how much is filled, and followed by zeros, of the last array with such an axis
+    that is written into, which it was made of."""
+    found: dict[int, dict[int, int]] = {}
+    for k, row in enumerate(values.rows):
+        inherited = [found[i] for i in sorted(row.inputs) if i in found]
+        array = values.arrays.get(k) if _WRITES.match(row.operation) else None
         if array is not None and array.ndim and array.dtype.kind == "f":
-            places = np.nonzero(array)
-            for length, at in zip(array.shape, places, strict=True):
-                filled = 1 + int(at.max(initial=-1))
-                if 0 < filled < length:
-                    yield k, length, filled
+            ends = [1 + int(at.max(initial=-1)) for at in np.nonzero(array)]
+            inherited.append({n: end for n, end in zip(array.shape, ends, strict=True) if 0 < end < n})
+        if any(inherited):
+            found[k] = {n: end for each in inherited for n, end in each.items()}
+    return found
 
 
 def _chosen(

@@ -174,7 +174,7 @@ _PLACES = {
     "post-norm instead of pre-norm": (
         "Norm.__call__ Block.__call__ Block._add",
         f"{_NORM} {_ENCODER} {_ENCODER}.query {_ENCODER}.key {_ENCODER}.value encoder.blocks.0",
-        "high.mean(-1, keepdims=True)` here; without that, ours goes on as theirs does",
+        "high.mean(-1, keepdims=True)` to `high = high + self.bias[...].reshape(last).astype(high.dtype)` here",
     ),
     "residual from the normalised input": ("Block._add", "faults.py encoder.blocks.0", "in its place"),
     "padding_idx: one row gets no gradient": (

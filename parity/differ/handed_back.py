@@ -137,9 +137,10 @@ class Search:
         return found[:_TRIED] + self._by_lines(values, found)[:_TRIED]
 
     def where_it_goes_elsewhere(self, answer: Difference) -> Difference:
-        """Where one side alone trains the weights that differ, their first; else where each hands a gradient that both
-        have to something else, if without that all gradients are the same. No more than places to look at."""
-        for side in (0, 1):
+        """Where one side alone trains the weights that differ, their first, if no kind is known; else where each hands
+        a gradient that both have to something else, if without that all gradients are the same. No more than places
+        to look at."""
+        for side in (0, 1) if answer.kind is None else ():
             if sites := self.of_one_side(side):
                 others = (answer.ours,) if answer.ours else ()
                 said = f"{self._sides[side].side} alone trains this weight"

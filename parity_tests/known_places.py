@@ -152,7 +152,7 @@ _PLACES = {
         "GELU (erf) in ours, GELU (tanh) in theirs",
     ),
     "LayerNorm: eps 1e-6 instead of 1e-5": ("Norm.__call__", _NORM, "1e-05 in ours, 1e-06 in theirs"),
-    "LayerNorm: unbiased variance": ("Norm.__call__", _NORM),
+    "LayerNorm: unbiased variance": ("Norm.__call__", _NORM, "theirs has 1 here; with 0, theirs goes on"),
     "attention scaled by model width": (_SCORES, _ENCODER, "ours is 2"),
     "causal mask leaks one token": (_MASK, f"visible faults.py {_DECODER}", "only ours masks key 1 from query 0"),
     "decoder ignores its padding mask": (

@@ -116,12 +116,16 @@ class Search:
                 if self.mends({side: step}):
                     values, other, [(k, i), *_] = self._sides[side], self._sides[1 - side], step.places
                     assert i is not None
-                    places = values.site(k), other.site(values.equal[i][0])
+                    # The other side's line is the one that computes the same forward, where it has one.
+                    of = values.rows[k].forward
+                    same = [] if of is None else [j for j in values.equal.get(of, ()) if other.leaf(j) is None]
+                    places = values.site(k), other.site((same or values.equal[i])[0])
                     here, there = places if side == 0 else places[::-1]
                     done = does(Start(values, k, (), ()), None, values.rows[k], i)
                     said = f"{values.side} {done} here; without that, {values.side} goes on as {other.side} does"
                     trust: dict[str, Any] = {"sure": False, "confirmed": False, "tried": True}
-                    others = (answer.ours,) if answer.ours else ()
+                    before = answer.ours
+                    others = (before,) if before and (before.file, before.line) != (here.file, here.line) else ()
                     return replace(answer, ours=here, theirs=there, agreed=(), kind=said, others=others, **trust)
         return answer
 

@@ -100,11 +100,9 @@ _OF_PAIRS = {
             "ours",
             "x = linen.relu(x)\n        x = linen.max_pool(x, (2, 2), strides=(2, 2))",
             "x = x + jax.lax.stop_gradient(linen.relu(x) - x)\n        x = linen.max_pool(x, (2, 2), strides=(2, 2))",
-            # Nothing is computed on the way back where the fault is, but for what comes next.
-            'name="norm1")',
-            "x = F.relu(self.norm1(self.conv1(x)))",
-            _THEIRS_ALONE,
-            "backward",
+            theirs="x = F.relu(self.norm1(self.conv1(x)))",
+            kinds="theirs applies threshold_backward with the result of aten.relu here; without that",
+            stage="backward",
         ),
         Fault(
             "gradient of a bias dropped",
@@ -282,6 +280,7 @@ _OF_PAIRS = {
             "query = rotate(query, cos, sin)",
             "scores = query @ key.swapaxes(-1, -2)",
             f"{_LAYER}.attention",
+            "k_embed = torch.cat([k_embed, k_pass], dim=-1)` here; without that, theirs goes on as ours does",
         ),
         Fault(
             "eps outside the root",
@@ -315,6 +314,7 @@ _OF_PAIRS = {
             "        value_states, _ = apply_rotary_pos_emb(value_states, key_states, cos, sin)",
             "mixed = (weights @ value)",
             f"{_LAYER}.attention",
+            "q_embed = torch.cat([q_embed, q_pass], dim=-1)` here; without that, theirs goes on as ours does",
         ),
         Fault(
             "a layer with another's weights",

@@ -12,6 +12,7 @@ from torch.nn import functional as F
 
 from parity import first_difference
 from parity.differ.alignment import match
+from parity.differ.element_order import without_copies
 from parity.differ.kinds import masked_apart
 from parity.differ.substitution import Experiments, is_by_chance
 from parity.differ.values import Value, Values
@@ -578,10 +579,80 @@ def test_a_factor_of_a_number_that_is_returned_is_told():
     assert found.theirs.source == "first = (first + second) / 2"
 
 
+def test_a_number_that_is_divided_by_itself_proves_nothing():
+    """Without the absolute value, either of two values is divided by its own mean, and the loss is the same."""
+
+    def actor_there(m, x):
+        first, second = torch.sigmoid(m.up(x)), torch.sigmoid(m.down(x)) - 0.4
+        q = second
+        scale = 2.5 / q.abs().mean()
+        return {"first": first, "second": second, "loss": x.square().mean() - scale * q.mean()}
+
+    def actor(p, x):
+        first, second = jax.nn.sigmoid(x @ p["up"].T), jax.nn.sigmoid(x @ p["down"].T) - 0.4
+        q = first
+        scale = 2.5 / jnp.abs(q).mean()
+        return {"first": first, "second": second, "loss": jnp.square(x).mean() - scale * q.mean()}
+
+    found = part(actor, actor_there, names=("up", "down"), backward=False)
+    assert not found.sure
+    assert not found.confirmed
+
+
+def test_an_array_without_numbers_has_no_copies():
+    assert without_copies(np.zeros((0, 3))).shape == (0, 3)
+
+
 @pytest.mark.parametrize("after, chance", [(1.0, True), (1.5, True), (1.0001, False), (np.nan, False), (2j, False)])
 def test_a_single_number_that_becomes_a_simple_fraction_of_itself_proves_nothing(after, chance):
     assert is_by_chance(np.array(4.0), np.array(after)) is chance
     assert not is_by_chance(np.array([4.0, 2.0]), np.array([after, 1.0]))
+
+
+def test_what_one_line_adds_up_is_not_sure_where_theirs_begins_on_another_line_too():
+    """Theirs gives a layer its own input, where ours gives it the first one's; neither line of the sum is wrong."""
+
+    def layer_there(m, x, first):
+        x = 0.7 * torch.tanh(x)
+        first = 0.3 * first
+        out = 0.6 * x + 0.4 * m.down(x)
+        return out + 0.6 * first + 0.4 * m.positions(first)
+
+    def layers_there(m, x):
+        x = layer_there(m, m.up(x), m.up(x))
+        return layer_there(m, x, x)
+
+    def layer(p, x, first):
+        mixed = 0.7 * jnp.tanh(x)
+        kept = 0.3 * first
+        return 0.6 * (mixed + kept) + 0.4 * (mixed @ p["down"].T + kept @ p["positions"].T)
+
+    def layers(p, x):
+        first = x @ p["up"].T
+        return layer(p, layer(p, first, first), first)
+
+    found = part(layers, layers_there, names=("up", "down", "positions"), backward=False)
+    assert found.kind is None
+    assert not found.confirmed
+
+
+def test_where_what_the_other_side_stops_is_first_read_is_named():
+    """And not where the gradient is handed back that goes on to it."""
+
+    def target_there(m, x):
+        aim = m.down(x).detach()
+        crossed = torch.cat([aim[3:], aim[:3]])
+        return (m.up(x) - crossed / (crossed.square().mean() + 1)).square().mean()
+
+    def target(p, x):
+        aim = x @ p["down"].T
+        crossed = jnp.concatenate([aim[3:], aim[:3]])
+        return jnp.square(x @ p["up"].T - crossed / (jnp.square(crossed).mean() + 1)).mean()
+
+    found = part(target, target_there, names=("up", "down"))
+    assert found.sure
+    assert found.ours.source == "crossed = jnp.concatenate([aim[3:], aim[:3]])"
+    assert found.theirs.source == "aim = m.down(x).detach()"
 
 
 def test_where_a_gradient_is_handed_on_is_named_and_not_where_it_is_added():

@@ -23,6 +23,8 @@ from parity.differ.values import Step, Values
 
 _MOST = 1 << 26
 """Elements, at most, of what is read by the values that are computed anew."""
+_DEPTH = 3
+"""Steps back, at most, by which what a line computes first is told from what it computes then."""
 
 
 class Instead(NamedTuple):
@@ -109,17 +111,34 @@ def most_mended(
 
 
 def _is_again(before: Start | None, after: Start | None) -> bool:
-    """Whether a start is a later one on the same line, called in the same way, and not the next step of one sum."""
+    """Whether a start is a later one on the same line, called in the same way, and not another step of the same time,
+    as the next one of a sum."""
     if before is None or after is None:
         return before is after
-    values, inputs = after.values, {*map(after.values.copied, after.row.inputs)}
+    values, line, inputs = after.values, before.row.place[:2], {*map(after.values.copied, after.row.inputs)}
     adds = re.search("add|sub", after.row.operation) and before.number in inputs
     if adds and not any(values.is_made_of(i, before.number) for i in inputs - {before.number}):
         return False
-    rows = before.row, after.row
+    called = before.row.place.called()
+    between = (row.place for row in values.rows[before.number : after.number] if row.kind == "operation")
+    at_once = all(place[:2] == line or place.chain[: len(called)] == called for place in between)
+    # A line that is come to again at once, as that of a loop, begins with what it made before.
+    if at_once and len({_steps(values, each.number, line, before.number) for each in (before, after)}) == 2:
+        return False
     # By the same functions; each may be called on several lines.
+    rows = before.row, after.row
     told = [(row.place[:3], row.place.functions, row.operation, re.sub(r"\d+", "", row.module)) for row in rows]
     return told[0] == told[1] and before.number < after.number
+
+
+def _steps(values: Values, number: int, line: tuple[Any, ...], end: int, depth: int = _DEPTH) -> tuple[Any, ...]:
+    """The last operations on a line that a value is made by, behind the value `end`."""
+    row = values.rows[number]
+    if depth == 0 or row.place[:2] != line:
+        return ()
+    return row.operation, *(
+        () if values.copied(i) == end else _steps(values, i, line, end, depth - 1) for i in row.inputs
+    )
 
 
 def _is_left(before: Start | None, after: Start | None, starts: Sequence[Start]) -> bool:

@@ -83,7 +83,7 @@ def with_axes_as(ours: np.ndarray, theirs: np.ndarray) -> list[np.ndarray]:
 
 def without_copies(array: np.ndarray) -> np.ndarray:
     """The array with one entry, the first, on each axis along which it only repeats itself."""
-    for axis in range(array.ndim):
+    for axis in range(array.ndim if array.size else 0):
         first = array.take([0], axis)
         array = first if (array == first).all() else array
     return array

@@ -308,8 +308,12 @@ class _Parting:
                 sites = self.sides[0].site(mended[0]), self.sides[1].site(mended[1])
                 here = what or (not first.constants and sites[0].line == places[0].line)
                 # Where the value is made of what begins on another line as well, that may be the difference.
-                elsewhere = (each for each in self.starts[0] if each.row.place[:2] != first.row.place[:2])
-                alone = bool(what) or not any(first.values.is_made_of(mended[0], each.number) for each in elsewhere)
+                alone = bool(what) or not any(
+                    side.values.is_made_of(made, each.number)
+                    for side, made, starts in zip((first, second), mended, self.starts, strict=False)
+                    for each in starts
+                    if each.row.place[:2] != side.row.place[:2]
+                )
                 sure = bool(here) and mended[2] > Mended.NOT_ALL
                 checked = checked and mended[2] is Mended.ALL and alone
                 places = sites if len(self.starts[0]) == 1 and not what else places

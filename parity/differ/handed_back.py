@@ -278,7 +278,8 @@ class Search:
         """The answer: what the other side detaches, or, not for sure, where it is made of what nothing is handed to."""
         values, other = self._sides[side], self._sides[1 - side]
         if stop.detached:
-            own, its = self.place(side, handed), other.site(stop.at)
+            read = self._first_read(side, stop)
+            own, its = self.place(side, handed) if read is None else values.site(read), other.site(stop.at)
         else:
             at = self._begins(side, stop.of)
             own, its = values.site(at), other.site(values.equal[at][0])
@@ -287,6 +288,15 @@ class Search:
         return replace(
             answer, ours=here, theirs=there, agreed=(), kind=said, sure=stop.detached, confirmed=stop.detached
         )
+
+    def _first_read(self, side: int, stop: _Stop) -> int | None:
+        """What first reads the value that the other side stops, on the way to the one whose gradient is handed back."""
+        values, other = self._sides[side], self._sides[1 - side]
+        here, there, same = values.array(stop.of), other.array(stop.at), other.equal.get(stop.at, ())
+        if here is None or there is None or (here.shape == there.shape and error_of(here, there) <= _BAR):
+            return None  # it is that value
+        reads = {k for i in same for k in values.readers(i) if k not in same}
+        return min((k for k in reads if values.is_made_of(stop.of, k)), default=None)
 
     def place(self, side: int, handed: _Handed) -> Site:
         """The line that hands it back. A sum computes nothing for what it hands on: of several, the first that reads

@@ -38,6 +38,8 @@ _CONFIRMED = 8
 """Experiments, at most, that are carried on to the end."""
 _SIMPLE = 32
 """The largest denominator of a simple fraction."""
+_SCALE = 1.37
+"""Another size of what is read."""
 _ORDERS = 24
 """Orders of axes, at most."""
 _LARGEST, _LARGEST_WEIGHT = 1 << 22, 1 << 25
@@ -102,6 +104,14 @@ class Experiments:
         agreement = Agreement(returned, len(lines), met[0][1], Change(number, array, twins or {}, alone))
         near = len(run) - 1 - met[-1][0] <= _APART
         return agreement if returned or agreement.agreeing >= _ENOUGH or near else None
+
+    def is_of_any_size(self, number: int, read: int, first: int) -> bool:
+        """Whether what agrees first is a single number that stays as it is if `read`, which stands for a value, has
+        another size: what is divided by itself agrees with all that is."""
+        array = self.values.array(read)
+        if math.prod(self.other.rows[first].shape) > 1 or array is None or array.dtype.kind != "f":
+            return False
+        return any(j == first for _, j in self._run_on(read, _SCALE * array, alone=False, twins={number: read}))
 
     def _run_on(
         self, number: int, array: np.ndarray, alone: bool, twins: Mapping[int, int]
@@ -448,7 +458,7 @@ def _left_out(experiments: Experiments, start: Start, partner: Start | None, oth
         moved = [] if array is None else in_shape(array, row.shape)
         for given, again in product(moved, ({}, twins) if twins else ({},)):
             agreement = experiments.goes_on(k, given, twins=again)
-            if agreement is not None:
+            if agreement is not None and not experiments.is_of_any_size(k, i, agreement.first):
                 one = i in row.inputs
                 lines = dict.fromkeys(f"`{values.site(number).source}`" for number in (start.number, k))
                 done = does(start, partner, row, i) if one else f"computes {' to '.join(lines)}"

@@ -11,6 +11,7 @@ import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from enum import IntEnum
+from functools import partial
 from itertools import starmap
 from typing import Any, NamedTuple
 
@@ -24,7 +25,7 @@ from parity.differ.values import Step, Values
 _MOST = 1 << 26
 """Elements, at most, of what is read by the values that are computed anew."""
 _DEPTH = 3
-"""Steps back, at most, by which what a line computes first is told from what it computes then."""
+"""Operations back, at most, by which two values that one line computes are told apart."""
 
 
 class Instead(NamedTuple):
@@ -111,8 +112,8 @@ def most_mended(
 
 
 def _is_again(before: Start | None, after: Start | None) -> bool:
-    """Whether a start is a later one on the same line, called in the same way, and not another step of the same time,
-    as the next one of a sum."""
+    """Whether a start is a later one on the same line, called in the same way, and not a later step of one call of the
+    line, as the next one of a sum is."""
     if before is None or after is None:
         return before is after
     values, line, inputs = after.values, before.row.place[:2], {*map(after.values.copied, after.row.inputs)}
@@ -123,7 +124,8 @@ def _is_again(before: Start | None, after: Start | None) -> bool:
     between = (row.place for row in values.rows[before.number : after.number] if row.kind == "operation")
     at_once = all(place[:2] == line or place.chain[: len(called)] == called for place in between)
     # A line that is come to again at once, as that of a loop, begins with what it made before.
-    if at_once and len({_steps(values, each.number, line, before.number) for each in (before, after)}) == 2:
+    steps = partial(_steps, values, line=line, end=before.number)
+    if at_once and steps(before.number) != steps(after.number):
         return False
     # By the same functions; each may be called on several lines.
     rows = before.row, after.row
@@ -132,13 +134,12 @@ def _is_again(before: Start | None, after: Start | None) -> bool:
 
 
 def _steps(values: Values, number: int, line: tuple[Any, ...], end: int, depth: int = _DEPTH) -> tuple[Any, ...]:
-    """The last operations on a line that a value is made by, behind the value `end`."""
+    """The last operations of a line that a value is made by; what the value `end` is made by does not count."""
     row = values.rows[number]
     if depth == 0 or row.place[:2] != line:
         return ()
-    return row.operation, *(
-        () if values.copied(i) == end else _steps(values, i, line, end, depth - 1) for i in row.inputs
-    )
+    read = ((i, 0 if values.copied(i) == end else depth - 1) for i in row.inputs)
+    return row.operation, *(_steps(values, i, line, end, left) for i, left in read)
 
 
 def _is_left(before: Start | None, after: Start | None, starts: Sequence[Start]) -> bool:

@@ -310,7 +310,7 @@ class _Parting:
                 # Where the value is made of what begins on another line as well, that may be the difference.
                 alone = bool(what) or not any(
                     side.values.is_made_of(made, each.number)
-                    for side, made, starts in zip((first, second), mended, self.starts, strict=False)
+                    for side, made, starts in zip((first, second), mended[:2], self.starts, strict=True)
                     for each in starts
                     if each.row.place[:2] != side.row.place[:2]
                 )

@@ -39,7 +39,7 @@ _CONFIRMED = 8
 _SIMPLE = 32
 """The largest denominator of a simple fraction."""
 _SCALE = 1.37
-"""Another size of what is read."""
+"""What a value is multiplied by, to give it another size."""
 _ORDERS = 24
 """Orders of axes, at most."""
 _LARGEST, _LARGEST_WEIGHT = 1 << 22, 1 << 25
@@ -106,8 +106,8 @@ class Experiments:
         return agreement if returned or agreement.agreeing >= _ENOUGH or near else None
 
     def is_of_any_size(self, number: int, read: int, first: int) -> bool:
-        """Whether what agrees first is a single number that stays as it is if `read`, which stands for a value, has
-        another size: what is divided by itself agrees with all that is."""
+        """Whether what agrees first is a single number that does not change with the size of `read`, which stands for a
+        value: whatever is divided by itself is the same."""
         array = self.values.array(read)
         if math.prod(self.other.rows[first].shape) > 1 or array is None or array.dtype.kind != "f":
             return False

@@ -434,3 +434,39 @@ def test_where_gradients_are_off_no_other_stop_is_named():
     found = first_difference(ours, module, weights, [POINTS])
     assert found.kind == "ours hands a gradient back here, theirs does not: it is detached"
     assert "target" in found.theirs.source
+
+
+def test_of_one_array_another_part_is_read():
+    def ours(p, x):
+        gate, value = jnp.split(x @ p["kernel"], 2, -1)
+        return jnp.tanh(x @ p["last"]) + jnp.tile(value * jax.nn.silu(gate), 2)
+
+    def forward(self, x):
+        value, gate = self.out(x).chunk(2, -1)
+        return self.last(x).tanh() + (value * nn.functional.silu(gate)).tile(2)
+
+    weights = {**OF, "last": ("last.weight", "o i -> i o")}
+    found = first_difference(ours, Module(forward, out=linear(3, 4), last=linear(3, 4)), weights, [POINTS])
+    assert found.kind.startswith("ours reads a part of `gate, value = jnp.split(x @")
+    assert found.kind.endswith(f"; with another part of it in its place, {GOES_ON}")
+
+
+def test_what_both_stop_for_some_lines_is_read_wrongly_by_another():
+    """Votes of capsules: their weights are computed of what is stopped, their sum is not."""
+
+    def ours(p, x):
+        votes = x @ p["kernel"]
+        frozen = jax.lax.stop_gradient(votes)
+        share = jax.nn.softmax(frozen @ frozen.swapaxes(-1, -2))
+        return jnp.tanh(share @ frozen)
+
+    def forward(self, x):
+        votes = self.out(x)
+        frozen = votes.detach()
+        share = (frozen @ frozen.mT).softmax(-1)
+        return (share @ votes).tanh()
+
+    found = first_difference(ours, Module(forward, out=linear(3, 3)), OF, [POINTS])
+    assert found.kind == "theirs hands a gradient back here, ours does not: it is detached"
+    assert "share @ frozen" in found.ours.source
+    assert "share @ votes" in found.theirs.source

@@ -76,6 +76,8 @@ class _Stop(NamedTuple):
     """The value of the other side that stops it, or stands for that one."""
     detached: bool
     """Whether a program asks for that there."""
+    shown: int
+    """The value of the other side whose line is shown: what stops it, or what reads that though it should not."""
 
 
 class Search:
@@ -237,7 +239,8 @@ class Search:
                 if j in free and other.leaf(j) is None and any(other.is_made_of(m, j) for m in makes):
                     at = _stopping(other, free, j)
                     detached = at in other.stopped or _stops(other.rows[at])
-                    return _Stop(i, at if detached else j, detached)
+                    both = detached and not self._free[side].isdisjoint(other.equal.get(at, ()))
+                    return _Stop(i, at if detached else j, detached, _last_read(other, at, j) if both else at)
         return None
 
     def mends(self, handed: Mapping[int, _Handed]) -> bool:
@@ -279,7 +282,7 @@ class Search:
         values, other = self._sides[side], self._sides[1 - side]
         if stop.detached:
             read = self._first_read(side, stop)
-            own, its = self.place(side, handed) if read is None else values.site(read), other.site(stop.at)
+            own, its = self.place(side, handed) if read is None else values.site(read), other.site(stop.shown)
         else:
             at = self._begins(side, stop.of)
             own, its = values.site(at), other.site(values.equal[at][0])
@@ -295,7 +298,7 @@ class Search:
         here, there, same = values.array(stop.of), other.array(stop.at), other.equal.get(stop.at, ())
         if here is None or there is None or (here.shape == there.shape and error_of(here, there) <= _BAR):
             return None  # it is that value
-        reads = {k for i in same for k in values.readers(i) if k not in same}
+        reads = {k for i in same if i not in self._free[side] for k in values.readers(i) if k not in same}
         return min((k for k in reads if values.is_made_of(stop.of, k)), default=None)
 
     def place(self, side: int, handed: _Handed) -> Site:
@@ -391,3 +394,12 @@ def _stopping(values: Values, free: set[int], number: int) -> int:
         else:
             todo += [k for k in row.inputs if k in free and k not in todo and values.rows[k].data]
     return stops[0] if len(stops) == 1 else number
+
+
+def _last_read(values: Values, number: int, made: int) -> int:
+    """What last reads a value, or a copy of it, on the way to another one; the value itself, where nothing does."""
+    same, reads = [number], [number]
+    for i in same:
+        same += [k for k in values.readers(i) if values.copies(k)]
+        reads += [k for k in values.readers(i) if not values.copies(k) and values.is_made_of(made, k)]
+    return max(reads)

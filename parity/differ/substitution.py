@@ -395,8 +395,7 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
             told = f"two results of {one}" if one == two else f"{one} and {two}"
             return values.made(ours.number), f"with {told} exchanged{GOES_ON}"
         if parted_after((values, other), 0, Change(i, there, {})) is Mended.ALL:
-            told = f"ours reads {told_of(values, i)}; with {told_of(other, j)} in its place{GOES_ON}"
-            return values.made(ours.number), told
+            return values.made(ours.number), f"{_reads(values, i, other, j)}{GOES_ON}"
     return None
 
 
@@ -527,8 +526,18 @@ def _reading(experiments: Experiments, start: Start, operands: Sequence[tuple[in
                 with suppress(Exception):
                     agreement = experiments.goes_on(start.number, np.asarray(row.again(given)))
                     if agreement is not None:
-                        said = f"{values.side} reads {told_of(values, i)}; with {told_of(other, j)} in its place"
-                        yield _Shown(said, start.number, i, agreement, site)
+                        yield _Shown(_reads(values, i, other, j), start.number, i, agreement, site)
+
+
+def _reads(values: Values, i: int, other: Values, j: int) -> str:
+    """What one side reads, and what in its place."""
+    same = other.copied(j) in values.equal.get(values.copied(i), ())
+    its = "another part of it" if same and _is_part(values, i) else told_of(other, j)
+    return f"{values.side} reads {told_of(values, i)}; with {its} in its place"
+
+
+def _is_part(values: Values, number: int) -> bool:
+    return math.prod(values.rows[number].shape) < math.prod(values.rows[values.copied(number)].shape)
 
 
 def _other_table(experiments: Experiments, start: Start, partner: Start | None, others: _Starts) -> Iterator[_Shown]:
@@ -744,6 +753,6 @@ def told_of(values: Values, number: int, by: Value | None = None, sizes: Collect
         return f"{row.largest:g}" if array is None else called(float(array.reshape(())), sizes)
     site = values.made(values.copied(number))
     if site.file and not (by and by.place[:2] == row.place[:2]):
-        return f"`{site.source}` ({short(site.file)}:{site.line})"
+        return f"{'a part of ' * _is_part(values, number)}`{site.source}` ({short(site.file)}:{site.line})"
     names = [name for k in row.inputs if (name := values.parameter(k))]
     return f"the result of {site.operation}{' with ' * bool(names)}{', '.join(names)}"

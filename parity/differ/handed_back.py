@@ -73,7 +73,7 @@ class _Stop(NamedTuple):
     of: int
     """The value of this side whose gradient it would be."""
     at: int
-    """The value of the other side that stops it, or stands for that one."""
+    """The value of the other side that stops it."""
     detached: bool
     """Whether a program asks for that there."""
     shown: int
@@ -240,7 +240,7 @@ class Search:
                     at = _stopping(other, free, j)
                     detached = at in other.stopped or _stops(other.rows[at])
                     both = detached and not self._free[side].isdisjoint(other.equal.get(at, ()))
-                    return _Stop(i, at if detached else j, detached, _last_read(other, at, j) if both else at)
+                    return _Stop(i, at, detached, _last_read(other, at, j) if both else at)
         return None
 
     def mends(self, handed: Mapping[int, _Handed]) -> bool:
@@ -293,7 +293,8 @@ class Search:
         )
 
     def _first_read(self, side: int, stop: _Stop) -> int | None:
-        """What first reads the value that the other side stops, on the way to the one whose gradient is handed back."""
+        """What first reads the value that the other side stops, and is not stopped here too, on the way to the one whose
+        gradient is handed back."""
         values, other = self._sides[side], self._sides[1 - side]
         here, there, same = values.array(stop.of), other.array(stop.at), other.equal.get(stop.at, ())
         if here is None or there is None or (here.shape == there.shape and error_of(here, there) <= _BAR):

@@ -395,7 +395,7 @@ def exchanged(ours: Start, theirs: Start) -> tuple[Site, str] | None:
             told = f"two results of {one}" if one == two else f"{one} and {two}"
             return values.made(ours.number), f"with {told} exchanged{GOES_ON}"
         if parted_after((values, other), 0, Change(i, there, {})) is Mended.ALL:
-            return values.made(ours.number), f"{_reads(values, i, other, j)}{GOES_ON}"
+            return values.made(ours.number), _reads(values, i, other, j) + GOES_ON
     return None
 
 

@@ -293,8 +293,8 @@ class Search:
         )
 
     def _first_read(self, side: int, stop: _Stop) -> int | None:
-        """What first reads the value that the other side stops, and is not stopped here too, on the way to the one whose
-        gradient is handed back."""
+        """What first reads the value that the other side stops, and that is not stopped here too, on the way to the one
+        whose gradient is handed back."""
         values, other = self._sides[side], self._sides[1 - side]
         here, there, same = values.array(stop.of), other.array(stop.at), other.equal.get(stop.at, ())
         if here is None or there is None or (here.shape == there.shape and error_of(here, there) <= _BAR):

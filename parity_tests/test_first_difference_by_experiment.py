@@ -500,6 +500,16 @@ def test_the_same_mask_in_scores_that_differ_is_no_difference(seed):
     assert masked_apart(mine, np.where(masked[:, None], -np.inf, scores)).sum() == 16
 
 
+def test_the_same_mask_with_batch_and_heads_exchanged_is_no_difference():
+    """Theirs has [B, H, T, S], ours [K, B, G, T, S]."""
+    scores, others = np.random.default_rng(0).standard_normal((2, 2, 4, 5, 5))
+    masked = np.arange(5) < np.array([1, 3])[:, None, None, None]
+    mine, their = (np.where(masked, -np.inf, each) for each in (scores, others))
+    mine = mine.reshape(2, 2, 2, 5, 5).swapaxes(0, 1)
+    assert not masked_apart(mine, their).any()
+    assert not masked_apart(their, mine).any()
+
+
 def test_a_part_that_is_masked_is_not_taken_for_one_that_is_not():
     """Theirs masks a key of the second sequence; of the first, it has the numbers that ours has of both."""
 

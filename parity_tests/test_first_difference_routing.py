@@ -11,7 +11,7 @@ import torch
 from torch import nn
 from torch.nn import functional as F
 
-from parity import first_difference
+from parity import LEFT_OUT, first_difference
 from parity.differ import values
 from parity_tests.small_modules import Module, numbers
 
@@ -224,9 +224,10 @@ def test_neighbours_that_are_chosen_otherwise_are_named_where_they_are_chosen(fa
     assert found.kind.startswith("the two choose otherwise here")
 
 
-@pytest.mark.parametrize("line", ["segment_max", "segment_sum"])
-def test_rows_of_another_index_are_named_by_what_they_are_taken_by(line):
-    """Edges, of which ours sums by where they begin, once or in all of a softmax, and theirs by where they end."""
+@pytest.mark.parametrize("line, loops", [("segment_max", 0), ("segment_sum", 0), ("segment_max", 4)])
+def test_rows_of_another_index_are_named_by_what_they_are_taken_by(line, loops):
+    """Edges, of which ours sums by where they begin, once or in all of a softmax, and theirs by where they end; in one
+    case they are put together with loops."""
     edges = np.array([[0, 1, 2, 2, 3, 0, 1], [1, 2, 0, 3, 3, 2, 0]])
 
     def softmax(scores, first, then):
@@ -236,12 +237,12 @@ def test_rows_of_another_index_are_named_by_what_they_are_taken_by(line):
 
     def forward(p, x, edges):
         h = x @ p["kernel"] + p["bias"]
-        begins, ends = edges
+        begins, ends = [jnp.concatenate([each, jnp.arange(loops)]) for each in edges] if loops else edges
         return jnp.tanh(softmax(h[begins] * h[ends], begins, begins if line == "segment_max" else ends)) * h[begins]
 
     def forward_there(self, x, edges):
         h = self.linear(x)
-        begins, ends = edges
+        begins, ends = torch.cat([edges, torch.arange(loops).expand(2, loops)], 1)
         scores = h[begins] * h[ends]
         index = ends[:, None].expand_as(scores)
         top = torch.full_like(h, -torch.inf).scatter_reduce_(0, index, scores, "amax")
@@ -252,8 +253,29 @@ def test_rows_of_another_index_are_named_by_what_they_are_taken_by(line):
     weights = {"kernel": ("linear.weight", "o i -> i o"), "bias": "linear.bias"}
     found = first_difference(forward, theirs, weights, [numbers(4, WIDTH), edges], backward=False)
     assert line in found.ours.source
-    assert found.kind == "ours reads input 1; with another part of input 1 in its place, ours goes on as theirs does"
+    their = "result of `begins, ends = [jnp.concatenate" if loops else "part of input 1 in its place, ours"
+    assert f"; with another {their}" in found.kind
     assert found.confirmed
+
+
+def test_what_a_maximum_begins_with_is_no_mask():
+    """The largest of each group, of which theirs has another number; the groups are not all that differs."""
+    groups = np.array([0, 1, 2, 3, 0, 1]), np.array([0, 0, 1, 1, 2, 2])
+
+    def ours(p, x, one, other):
+        h = x @ p["up"].T
+        return jnp.exp(h - jax.ops.segment_max(h, one, num_segments=4)[one]) * h[other] * 1.01
+
+    def forward(self, x, one, other):
+        h = self.up(x)
+        top = h.new_full((4, 6), -torch.inf).scatter_reduce(0, other[:, None].expand_as(h), h, "amax")
+        return torch.exp(h - top[other]) * h[other]
+
+    theirs = Module(forward, up=lambda: nn.Linear(6, 6, bias=False))
+    inputs = numbers(6, 6, seed=3), *groups
+    found = first_difference(ours, theirs, {"up": "up.weight"}, inputs, backward=False)
+    assert "segment_max" in found.ours.source
+    assert "masks" not in (found.kind or "")
 
 
 @pytest.mark.parametrize("seed", [6, 8])
@@ -283,3 +305,41 @@ def test_what_is_put_into_the_order_that_scores_best_is_named_where_that_is_chos
     found = first_difference(ours, theirs, {"up": "up.weight"}, inputs, backward=False)
     assert found.ours.source == "chosen = jnp.asarray(table)[jnp.argmax(scores)]"
     assert not found.sure
+
+
+@pytest.mark.parametrize("fault, named", [({}, ""), ({"squashed": jnp.sin}, "h_new = jax.nn.sigmoid(o) * squashed")])
+def test_sequences_that_are_packed_are_rows_of_those_that_are_masked(fault, named):
+    """An LSTM in both directions, of which the second one begins where the longest sequence ends."""
+    lengths = np.array([3, 5, 2])
+
+    def direction(p, x, going, reverse, squashed=jnp.tanh):
+        def step(carry, inputs):
+            (h, c), (x, going) = carry, inputs
+            i, f, g, o = jnp.split(x + h @ p["hidden"].T, 4, axis=-1)
+            c_new = jax.nn.sigmoid(f) * c + jax.nn.sigmoid(i) * jnp.tanh(g)
+            h_new = jax.nn.sigmoid(o) * squashed(c_new)
+            return (jnp.where(going, h_new, h), jnp.where(going, c_new, c)), jnp.where(going, h_new, 0)
+
+        start = jnp.zeros((3, 6))
+        inputs = (x @ p["inputs"].T + p["bias"]).swapaxes(0, 1)
+        return jax.lax.scan(step, (start, start), (inputs, going), reverse=reverse)[1].swapaxes(0, 1)
+
+    def ours(p, x, lengths):
+        going = (jnp.arange(5)[:, None] < lengths)[..., None]
+        there, back = direction(p["there"], x, going, False), direction(p["back"], x, going, True, **fault)
+        return jnp.concatenate([there, back], -1)
+
+    def forward(self, x, lengths):
+        packed = nn.utils.rnn.pack_padded_sequence(x, lengths, batch_first=True, enforce_sorted=False)
+        return nn.utils.rnn.pad_packed_sequence(self.lstm(packed)[0], batch_first=True)[0]
+
+    theirs = Module(forward, lstm=lambda: nn.LSTM(4, 6, batch_first=True, bidirectional=True))
+    weights = {LEFT_OUT: []}
+    for name, end in (("there", "l0"), ("back", "l0_reverse")):
+        held = {"inputs": f"weight_ih_{end}", "hidden": f"weight_hh_{end}", "bias": f"bias_ih_{end}"}
+        weights |= {f"{name}.{part}": f"lstm.{path}" for part, path in held.items()}
+        weights[LEFT_OUT].append(f"lstm.bias_hh_{end}")
+        nn.init.zeros_(theirs.lstm.get_parameter(f"bias_hh_{end}"))
+    found = first_difference(ours, theirs, weights, [numbers(3, 5, 4), lengths], backward=False)
+    assert bool(found) == bool(fault)
+    assert named in (found.ours.source if found else "")

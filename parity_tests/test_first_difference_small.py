@@ -820,3 +820,21 @@ def test_an_axis_as_long_as_that_of_another_array_that_ends_with_zeros_is_none_o
     found = asked(ours, of_linear(forward, 6))
     assert found.sure
     assert "bent = " in found.ours.source
+
+
+def test_what_theirs_takes_with_the_other_sign_is_passed_where_they_part_elsewhere():
+    """A sum of two terms, of which ours subtracts one and theirs adds it, times a negative number."""
+
+    def forward(self, x):
+        h = self.linear(x)
+        normal = torch.tanh((h - h.mean()) / h.std()).mean()
+        return sum(factor * term for factor, term in ((-0.5, h.exp().mean()), (1.0, normal)))
+
+    def ours(p, x, ddof=0):
+        h = affine(p, x)
+        normal = jnp.tanh((h - h.mean()) / jnp.std(h, ddof=ddof)).mean()
+        return normal - 0.5 * jnp.exp(h).mean()
+
+    assert not asked(partial(ours, ddof=1), of_linear(forward))
+    found = asked(ours, of_linear(forward))
+    assert "jnp.std" in found.ours.source

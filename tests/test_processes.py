@@ -69,7 +69,7 @@ def test_devices_and_processes_train_as_one_does():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("count", [1, 2, deeper(4)])
+@pytest.mark.parametrize("count", [1, deeper(2), deeper(4)])
 def test_meshes_of_eight_devices_train_as_one_does(count):
     cases = [[model, mesh, 1 + place % 2] for place, (model, mesh) in enumerate(MESHES.items())]
     cases = cases[:2] if count == 1 else cases

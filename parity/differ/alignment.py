@@ -10,7 +10,7 @@ from itertools import permutations
 import numpy as np
 
 from parity.differ.fingerprints import BAR, Index, fingerprint
-from parity.differ.row_sets import RowIndex, is_routed, is_whole
+from parity.differ.row_sets import RowIndex, is_routed, is_whole, packed
 from parity.differ.values import Value, Values
 
 PRODUCT = re.compile(r"(dot_general|bmm|\bmm|matmul|conv(?!ert))")
@@ -29,7 +29,7 @@ CHOSEN = 1 << 16
 """Whole numbers, at most, that are compared one by one."""
 _LARGEST = 1 << 20
 """Elements of a value that is taken apart."""
-_ROUNDS = 100
+_ROUNDS = 1000
 """Values that are computed in parts on the other side, at most, one after the other."""
 
 
@@ -238,7 +238,7 @@ def starts_of_both(
     ]
     forced = forced if any(forced) else [[*numbers] for numbers in bad]
     indices, rows = [values.index() for values in sides], [RowIndex(values) for values in sides]
-    routed: tuple[set[int], set[int]] = set(), set()
+    routed = tuple(map(packed, sides))
     for _ in range(_ROUNDS):
         found = [starts(values, numbers, backward=backward) for values, numbers in zip(sides, forced, strict=True)]
         in_parts = False

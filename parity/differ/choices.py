@@ -59,8 +59,8 @@ def _is_chosen(ours: Values, theirs: Values, number: int) -> bool:
 
 
 def other_rows(ours: Start, theirs: Start) -> str | None:
-    """That ours reads or writes rows by another input than theirs, if it mends all to do so by theirs, there or in all
-    of the same call."""
+    """That ours reads or writes rows by another table that is made of inputs than theirs, if it mends all to do so by
+    theirs, there or in all of the same call."""
     values, rows, chain = ours.values, ours.values.rows, ours.row.place.chain
     read = {i: array for i, array in _tables(values, ours.row.inputs).items() if values.leaf(i) is None}
     pairs = [(i, read[i], there) for i in read for there in _tables(theirs.values, theirs.row.inputs).values()]
@@ -68,15 +68,17 @@ def other_rows(ours: Start, theirs: Start) -> str | None:
     tables = _tables(values, range(len(rows)) if pairs else ())
     for i, here, there in pairs:
         alike = [[k for k, table in tables.items() if _lists(table, each)] for each in (here, there)]
-        if not all(each and _is_input(values, each[0]) for each in alike):
+        if not all(each and _is_of_input(values, each[0]) for each in alike):
             continue
         called = [k for k in alike[0] if rows[k].place.chain == chain and values.leaf(k) is None]
         for numbers in ({i}, {i, *called}):
             changed = {k: np.broadcast_to(there.reshape(tables[k].shape), rows[k].shape) for k in numbers}
             change = Change(i, changed.pop(i), changed)
             if mended((values, theirs.values), 0, change, (ours, theirs)) is Mended.ALL:
-                here_by, there_by = (told_of(values, each[0]) for each in alike)
-                other = there_by if here_by != there_by else f"another part of {here_by}"
+                its = next((k for k in alike[0] if values.is_made_of(i, k)), i)
+                here_by, there_by = (told_of(values, k) for k in (its, alike[1][0]))
+                part = "part" if here_by.startswith("input ") else "result"
+                other = there_by if here_by != there_by else f"another {part} of {here_by}"
                 return f"ours reads {here_by}; with {other} in its place{GOES_ON}"
     return None
 
@@ -89,8 +91,8 @@ def _tables(values: Values, numbers: Iterable[int]) -> dict[int, np.ndarray]:
     return {i: without_copies(array) for i, array in held.items() if 1 < array.size <= CHOSEN and array.dtype != bool}
 
 
-def _is_input(values: Values, number: int) -> bool:
-    return values.rows[values.copied(number)].kind == "input"
+def _is_of_input(values: Values, number: int) -> bool:
+    return any(row.kind == "input" and values.is_made_of(number, k) for k, row in enumerate(values.rows))
 
 
 def _lists(table: np.ndarray, numbers: np.ndarray) -> bool:

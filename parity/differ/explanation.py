@@ -22,9 +22,9 @@ from parity.differ.alignment import (
 from parity.differ.answer import Difference, Stage
 from parity.differ.choices import before_choices, other_choice, other_rows, unmatched_choices
 from parity.differ.conditioning import TABLE, as_rounded, explained_by_rounding, rounds_a_table
-from parity.differ.confirmation import Mended
+from parity.differ.confirmation import Change, Mended, mended
 from parity.differ.element_order import distance, error_of
-from parity.differ.fingerprints import BAR
+from parity.differ.fingerprints import BAR, times
 from parity.differ.kinds import kind
 from parity.differ.one_step import one_step_otherwise
 from parity.differ.origin_of_order import Origin, first_move, is_in_order, lost_order, origin_of_order, reordered_choice
@@ -108,6 +108,12 @@ def explain_stage(
         first, second, together = (paired_backward if stage == "backward" else paired)(*found)
         while stage == "forward" and together and first and second and (before := before_choices(first, second)):
             found = before
+            first, second, together = paired(*found)
+        while stage == "forward" and together and first and second and _is_taken_back(sides, first, second):
+            others = [start for start in found[0] if start is not first], [s for s in found[1] if s is not second]
+            if not all(others):
+                break
+            found = others
             first, second, together = paired(*found)
         for start in filter(None, (first, second)):
             # What is looked at below, in one run.
@@ -330,6 +336,15 @@ class _Parting:
             what = f"perhaps {what}"
         agreed = _agreeing(self.first, self.second)
         return Difference(stage, *places, agreed, what, sure, sure and checked, **self.about)
+
+
+def _is_taken_back(sides: tuple[Values, Values], first: Start, second: Start) -> bool:
+    """Whether ours is theirs times one number, as its negative is, and parts as much without that: each side may
+    subtract what the other one adds with the other sign."""
+    factor, array = times(first.row.features, second.row.features), first.values.array(first.number)
+    if factor is None or array is None or first.row.again is None or abs(factor - 1) <= BAR:
+        return False
+    return mended(sides, 0, Change(first.number, array / factor, {}), (first, second)) is Mended.NOT_ALL
 
 
 def _moved(start: Start, read: Iterable[int]) -> list[int]:

@@ -5,8 +5,8 @@ Each finder looks for one kind and says a sentence where the numbers show it. Tw
 
 import math
 import re
-from collections.abc import Iterable, Sequence
-from itertools import product
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import permutations, product
 
 import numpy as np
 
@@ -173,18 +173,34 @@ _MASKED_FOR = {
 
 
 def masked_apart(mine: np.ndarray, their: np.ndarray) -> np.ndarray | None:
-    """Which places only one of two arrays masks, in the layout in which the rest agrees; else as they are, with axes
-    before the last two merged; or, where these differ, in that in which their masks agree most. None for other sizes.
+    """Which places only one of two arrays masks, in the layout in which the rest agrees. Else in an order of the axes
+    before the last two in which the masks are the same, or as they are, with these axes merged; or, where the last two
+    differ, in the layout in which the masks agree most. None for other sizes.
     """
     moved = in_our_layout(mine, their)
     if moved is None:
         return None
     seen = ~(_masked(mine) | _masked(moved))
     if not np.allclose(mine[seen], moved[seen], rtol=1e-6, atol=0):
-        as_it_is = mine.ndim > 1 and mine.shape[-2:] == their.shape[-2:]
-        orders = [their.reshape(mine.shape)] if as_it_is else layouts(mine, their)
-        moved = min(orders, key=lambda array: (_masked(array) ^ _masked(mine)).sum())
+        if mine.ndim > 1 and mine.shape[-2:] == their.shape[-2:]:
+            orders = _with_axes_before(their, mine.shape)
+            alike = (array for array in orders if np.array_equal(_masked(array), _masked(mine)))
+            moved = next(alike, their.reshape(mine.shape))
+        else:
+            moved = min(layouts(mine, their), key=lambda array: (_masked(array) ^ _masked(mine)).sum())
     return _masked(moved) ^ _masked(mine)
+
+
+def _with_axes_before(array: np.ndarray, shape: tuple[int, ...]) -> Iterator[np.ndarray]:
+    """An array in a shape with the same last two axes, with those before them in each order."""
+    last = max(array.ndim, len(shape)) - 2
+    for axes in permutations(range(last)) if last <= 3 else [tuple(range(last))]:
+        there = (*axes, last, last + 1)
+        if array.ndim < len(shape):
+            moved = array.reshape([shape[k] for k in there])
+            yield moved.transpose(np.argsort(there))
+        else:
+            yield array.transpose(there).reshape(shape)
 
 
 def _masked(array: np.ndarray, below: float = -1e30) -> np.ndarray:
@@ -195,10 +211,11 @@ def _masked(array: np.ndarray, below: float = -1e30) -> np.ndarray:
 
 def _masks(side: Start, near: Sequence[int], below: float = -1e30) -> list[np.ndarray]:
     """Each of these values, but for tables, that masks something; a side may mask in several steps."""
-    rows = side.values.rows
-    # The largest of no numbers is no mask.
-    made = [i for i in near if rows[i].data and not re.search("scatter.(max|reduce)", rows[i].operation)]
-    arrays = [side.values.array(i) for i in made if len(rows[i].shape) >= 2]
+    values, rows = side.values, side.values.rows
+    # Neither the largest of no numbers is a mask nor what it begins with.
+    filled = re.compile("scatter.(max|reduce)|full")
+    made = [i for i in near if rows[i].data and not filled.search(rows[values.copied(i)].operation)]
+    arrays = [values.array(i) for i in made if len(rows[i].shape) >= 2]
     return [array for array in arrays if array is not None and _masked(array, below).any()]
 
 

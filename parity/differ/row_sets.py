@@ -21,26 +21,26 @@ class RowIndex:
         self._widths: dict[int, list[tuple[int, np.ndarray]]] = {}
         for number in sorted(values.live()):
             row = values.rows[number]
-            if row.kind == "operation" and row.features is not None and number in values.arrays:
+            if row.kind != "parameter" and row.features is not None and number in values.arrays:
                 rows = projected(values.arrays[number])
                 if len(rows):
                     self._widths.setdefault(row.shape[-1], []).append((number, rows))
 
     def holders(self, array: np.ndarray) -> list[int]:
-        """The first value that has all rows of `array`; else the values that have nothing but rows of it and together
-        have them all; else none."""
+        """The values that have all rows of `array`; else those that have nothing but rows of it and together have them
+        all; else none."""
         rows = projected(array)
         if not len(rows):
             return []
-        pieces, covered = [], np.zeros(len(rows), bool)
+        whole, pieces, covered = list[int](), list[int](), np.zeros(len(rows), bool)
         for number, others in self._widths.get(array.shape[-1], []):
             here, there = _found(rows, others), _found(others, rows)
             if here.all():
-                return [number]
+                whole.append(number)
             if there.all():
                 pieces.append(number)
                 covered |= here
-        return pieces if covered.all() else []
+        return whole or (pieces if covered.all() else [])
 
 
 def projected(array: np.ndarray) -> np.ndarray:
@@ -79,6 +79,18 @@ def is_routed(values: Values, number: int, known: Collection[int] = ()) -> bool:
     if any(i in known or (rows[i].data and is_whole(rows[i].dtype) and i not in values.equal) for i in inputs):
         return True
     return values.copies(number) and any(is_routed(values, i, known) for i in inputs)
+
+
+def packed(values: Values) -> set[int]:
+    """What sequences are that PyTorch packs, the longest first and each step without those that have ended, and what is
+    made of them, until they are put back into their order."""
+    found = set[int]()
+    for number, row in enumerate(values.rows):
+        if row.operation == "aten._pack_padded_sequence":
+            found.update(row.inputs)
+        if row.operation != "aten.index_select" and not found.isdisjoint(row.inputs):
+            found.add(number)
+    return found
 
 
 def is_whole(dtype: str) -> bool:

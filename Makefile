@@ -11,8 +11,8 @@ PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constr
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
 	@echo "make test  [ARGS='-k NAME ...']                    prove that JAX and PyTorch agree; test the rest"
-	@echo "make test-deep [ARGS='-k NAME ...']                what is only depth: long paths, full sizes, benchmarks as programs"
-	@echo "make test-deeper [ARGS='-k NAME ...']              more of it, which .ci/run has no time for"
+	@echo "make test-deep [ARGS='-k NAME ...']                what is only depth: full sizes, kills, many processes, a whole recipe"
+	@echo "make test-deeper [ARGS='-k NAME ...']              more of it, and every benchmark: what .ci/run has no time for"
 	@echo "make parity [ARGS='-k gpt2 ...']                   run the parity gates alone; report: parity-report/parity.html"
 	@echo "make parity-deep [SEED=N]                          3,000 random architectures, every Hugging Face model in every type; 45 minutes or more"
 	@echo "make soak [SEED=N]                                 kill runs 200 times in one process and 50 times in two: not one bit is lost; half an hour"

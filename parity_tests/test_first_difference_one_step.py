@@ -451,6 +451,21 @@ def test_of_one_array_another_part_is_read():
     assert found.kind.endswith(f"; with another part of it in its place, {GOES_ON}")
 
 
+def test_of_one_weight_another_row_is_read():
+    def ours(p, x):
+        one, other = p["starts"][:1], p["starts"][1:]
+        return jnp.tanh(jnp.tanh(x) * one) + jnp.cos(jnp.sin(x) * one) * other + x @ p["kernel"]
+
+    def forward(self, x):
+        one, other = (row.repeat(9, 1) for row in self.starts)
+        return torch.tanh(x.tanh() * other) + torch.cos(x.sin() * one) * other + self.out(x)
+
+    starts = torch.tensor([[0.4, -0.3, 0.8], [0.1, 0.7, -0.6]])
+    module = Module(forward, out=linear(3, 3), starts=lambda: nn.Parameter(starts))
+    found = first_difference(ours, module, {**OF, "starts": "starts"}, [POINTS])
+    assert f"ours reads starts; with another part of it in its place, {GOES_ON}" in found.kind
+
+
 def test_what_both_stop_for_some_lines_is_read_wrongly_by_another():
     """Votes of capsules: their weights are computed of what is stopped, their sum is not."""
 

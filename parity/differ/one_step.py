@@ -245,7 +245,8 @@ def _other_value(steps: _Steps, rows: Sequence[int]) -> Changes:
                     inputs = its if stacks else [*row.inputs[:position], *its, *row.inputs[position + 1 :]]
                     instead.append(Instead(tuple(inputs), row.again))  # type: ignore[arg-type]
             if len(instead) == len(rows):
-                yield f"reads {steps.told(i)}; with {steps.told(m)} in its place", instead
+                here, there = steps.told(i), steps.told(m)
+                yield f"reads {here}; with {there if there != here else 'another part of it'} in its place", instead
     if len(first.inputs) > 1:
         yield (
             "reads two values; with the two exchanged",

@@ -531,9 +531,9 @@ def _reading(experiments: Experiments, start: Start, operands: Sequence[tuple[in
 
 def _reads(values: Values, i: int, other: Values, j: int) -> str:
     """What one side reads, and what in its place."""
-    same = other.copied(j) in values.equal.get(values.copied(i), ())
-    its = "another part of it" if same and _is_part(values, i) else told_of(other, j)
-    return f"{values.side} reads {told_of(values, i)}; with {its} in its place"
+    here, there = told_of(values, i), told_of(other, j)
+    same = here == there or (_is_part(values, i) and other.copied(j) in values.equal.get(values.copied(i), ()))
+    return f"{values.side} reads {here}; with {'another part of it' if same else there} in its place"
 
 
 def _is_part(values: Values, number: int) -> bool:

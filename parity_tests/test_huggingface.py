@@ -18,7 +18,7 @@ from parity.gates.measure import BFLOAT16_VALUES, FLOAT32, ParityError, Sample, 
 from parity_tests.huggingface import Oracle, comparable, masked
 from parity_tests.oracles import ENTRIES, VARIANTS
 from parity_tests.pairs import gates_1_and_2
-from parity_tests.test_models import DRAWS_BFLOAT16, norms, record_bfloat16
+from parity_tests.test_models import DRAWS, norms, record_bfloat16
 from torch_ref.layers import inject
 from twin.cases import PADDINGS, REGIMES
 from twin.dropout import drawn_masks
@@ -120,7 +120,7 @@ def test_gate_4(name, record):
     """With --deep, of all first entries."""
     start = Oracle(name)
     start = start.load(start.random_weights(0.02, 0))
-    for samples in narrow_samples(name, "bfloat16", DRAWS_BFLOAT16, backward=True):
+    for samples in narrow_samples(name, "bfloat16", DRAWS, backward=True):
         record_bfloat16(f"huggingface {name}", samples, start, record)
 
 

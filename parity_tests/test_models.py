@@ -13,8 +13,9 @@ from parity_tests.pairs import random_pair
 from twin.cases import CONFIGS, OFF_CENTRE, PADDINGS, REGIMES, WINDOWED, Lengths, batch_for, weights_for
 from twin.pair import Pair, known_zeros
 
-DRAWS_FLOAT32, DRAWS_BFLOAT16 = 11, 31
-"""Of weights and batch, for one figure; the coarser the type, the more luck there is in one."""
+DRAWS = 31
+"""Of weights and batch, for one figure. Over 11 draws, on one kind of processor, a bias of six numbers stood at 1.18 of
+what float32 is allowed, and at less than 0.45 over 99."""
 SINGLE = tuple(product(((0.02, 0.0), (0.2, 0.0), (0.02, OFF_CENTRE)), PADDINGS))
 """Gate 3: ((deviation of the weights, mean of the token tables), padding)."""
 HALF = tuple(product(REGIMES.values(), PADDINGS))
@@ -63,10 +64,10 @@ def judge_narrow(name, exact, single_cases, half_cases, record):
     single = Pair(config, start, "float32", optimised=True)
     half = Pair(config, start, "bfloat16", optimised=False)
     for (std, offset), padding in single_cases:
-        samples = [narrow_sample(exact, single, *case) for case in inputs(name, std, padding, DRAWS_FLOAT32, offset)]
+        samples = [narrow_sample(exact, single, *case) for case in inputs(name, std, padding, DRAWS, offset)]
         record(name, quality("3 float32 / allowed", samples, FLOAT32))
     for std, padding in half_cases:
-        samples = [narrow_sample(exact, half, *case) for case in inputs(name, std, padding, DRAWS_BFLOAT16)]
+        samples = [narrow_sample(exact, half, *case) for case in inputs(name, std, padding, DRAWS)]
         record_bfloat16(name, samples, start, record)
 
 

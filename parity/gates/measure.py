@@ -176,10 +176,9 @@ class Quality:
 
 
 FLOAT32 = Quality(("float32",), 2.5, 2.0**-23)
-"""Gate 3: the worst of all presets is at 0.80 of this on an AMD EPYC. On an Intel Xeon 0.66 was
-measured with a factor of 3, which is at most 0.79 of this.
+"""Gate 3: the worst of all presets is at 0.93 of this over 31 draws, on an AMD EPYC (a query bias of six numbers).
 
-Before attention weights had a derivative of their own (see model/masks.py) it was at 1.00 and 1.32.
+Before attention weights had a derivative of their own (see model/masks.py) it was at 1.00, on an Intel Xeon at 1.32.
 """
 BFLOAT16 = Quality(("bfloat16", "float32"), 1.8, 2.0**-23, "geometric")
 """Gate 4; norms, softmax, logits and loss are float32 there. At most 1.46 times PyTorch's error on an AMD EPYC.

@@ -6,13 +6,12 @@ BIN := .venv/bin
 CONSTRAINTS ?= constraints.txt
 PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint $(CONSTRAINTS)
 
-.PHONY: help train test test-deep test-deeper parity parity-deep soak bench bench-decoding lint docs wheel hashes clean
+.PHONY: help train test test-deep parity parity-deep soak bench bench-decoding lint docs wheel hashes clean
 
 help:
 	@echo "make train [ARGS='EXPERIMENT --FIELD VALUE ...']   train a model; make train ARGS=--help lists experiments"
 	@echo "make test  [ARGS='-k NAME ...']                    prove that JAX and PyTorch agree; test the rest"
-	@echo "make test-deep [ARGS='-k NAME ...']                what is only depth: full sizes, kills, many processes, a whole recipe"
-	@echo "make test-deeper [ARGS='-k NAME ...']              more of it, and every benchmark: what .ci/run has no time for"
+	@echo "make test-deep [ARGS='-k NAME ...']                what is only depth: full sizes, kills, many processes, every fault, a whole recipe"
 	@echo "make parity [ARGS='-k gpt2 ...']                   run the parity gates alone; report: parity-report/parity.html"
 	@echo "make parity-deep [SEED=N]                          3,000 random architectures, every Hugging Face model in every type; 45 minutes or more"
 	@echo "make soak [SEED=N]                                 kill runs 200 times in one process and 50 times in two: not one bit is lost; half an hour"
@@ -31,10 +30,7 @@ test: .venv/test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -m 'not deep' $(ARGS)
 
 test-deep: .venv/test
-	@$(BIN)/python -m pytest -n 3 --dist worksteal -m 'deep and not deeper' $(ARGS)
-
-test-deeper: .venv/test
-	@$(BIN)/python -m pytest -n 2 --dist worksteal -m deeper $(ARGS)
+	@$(BIN)/python -m pytest -n 3 --dist worksteal -m deep $(ARGS)
 
 parity: .venv/test
 	@$(BIN)/python -m pytest -n 2 --dist worksteal -o testpaths=parity_tests --parity-report parity-report $(ARGS)

@@ -1,9 +1,10 @@
 """How the tests run: compiled in a hurry, and shapes checked."""
 
 import os
-import zlib
+from collections import Counter
 from collections.abc import Iterator
 from importlib.metadata import version
+from itertools import compress
 
 # Most of a test's time is compilation, and this makes it six times as short. What depends on optimised code (float32
 # quality, models of full size) asks for it: see OPTIMISED in twin/pair.py.
@@ -30,7 +31,7 @@ jax.config.update("jax_default_matmul_precision", "highest")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
-    """What `make parity-deep` and `make soak` ask for."""
+    """What `make parity-deep`, `make soak` and `.ci/run` ask for."""
     message = (
         "draw 3,000 random architectures from this seed, instead of 72 that are always the same; "
         "and take every Hugging Face model through gates 3, 4 and 8"
@@ -38,48 +39,21 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--deep", type=int, metavar="SEED", help=message)
     message = "kill runs 200 times in one process and 50 times in two, at moments drawn from this seed"
     parser.addoption("--soak", type=int, metavar="SEED", help=message)
+    message = "every fourth case of each test: what .ci/run has time for"
+    parser.addoption("--landing", action="store_true", help=message)
 
 
-DEEPER = {
-    "test_checkpoint_answers.py",
-    "test_compare_checkpoint.py",
-    "test_decoding_huggingface.py",
-    "test_from_flax.py",
-    "test_heads.py",
-    "test_huggingface.py",
-    "test_huggingface_sizes.py",
-    "test_lora.py",
-    "test_masked_models.py",
-    "test_pretrained.py",
-    "test_random_architectures.py",
-    "test_soak.py",
-    "test_beams_of_hugging_face",
-    "test_every_benchmark_measures_all_of_its_sides_which_agree",
-    "test_from_pairs_to_a_score",
-    "test_gate_6_trajectory",
-    "test_gates_1_and_2_over_several_blocks",
-    "test_gates_3_and_4_in_the_other_cases",
-    "test_gates_3_and_4_of_the_forward_pass",
-    "test_generate_py_in_two_processes",
-    "test_losses_and_gradients_are_those_of_whole_rows",
-    "test_processes",
-    "test_processes_whose_folders_differ_refuse_together",
-    "test_the_commands_print_what_the_page_says",
-    "test_the_two_terminals_of_the_page",
-    "test_whether_reduce_scatter_of_gloo_is_right",
-    "test_windows_and_prefixes_from_a_cache",
-}
-"""Files, and tests by name, of which what is deep is for `make test-deeper`."""
-
-
-@pytest.hookimpl(tryfirst=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Marks the deep tests that `.ci/run` has no time for: those that are slow, and most of the faults to be placed."""
-    for item in items:
-        placed = item.path.name == "test_localisation.py" and zlib.crc32(item.nodeid.encode()) % 5
-        named = {item.path.name, getattr(item, "originalname", "")}
-        if item.get_closest_marker("deep") and (placed or not named.isdisjoint(DEEPER)):
-            item.add_marker("deeper")
+@pytest.hookimpl(trylast=True)
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """With --landing, takes every fourth case of each test, from the second on: presets of all three architectures."""
+    if config.getoption("landing"):
+        tests = [item.nodeid.partition("[")[0] for item in items]
+        cases, before, taken = Counter(tests), Counter[str](), list[bool]()
+        for test in tests:
+            taken.append(before[test] % 4 == min(1, cases[test] - 1))
+            before[test] += 1
+        config.hook.pytest_deselected(items=[item for item, take in zip(items, taken, strict=True) if not take])
+        items[:] = compress(items, taken)
 
 
 @pytest.fixture(scope="session", autouse=True)

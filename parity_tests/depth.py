@@ -6,8 +6,3 @@ import pytest
 def deep(*values, **options):
     """Parameters of a test that `make test-deep` takes, and `make test` does not."""
     return pytest.param(*values, **options, marks=pytest.mark.deep)
-
-
-def deeper(*values):
-    """Those that `make test-deep` leaves out, too."""
-    return pytest.param(*values, marks=pytest.mark.deeper)

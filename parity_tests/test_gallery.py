@@ -7,7 +7,6 @@ from pathlib import Path
 import pytest
 
 from parity.__main__ import main as parity
-from parity_tests.depth import deeper
 from tests.several_processes import ROOT, run_alone
 
 PAGE = (ROOT / "docs" / "gallery.md").read_text("utf-8")
@@ -54,6 +53,6 @@ def test_there_are_enough():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("page", ["gallery", deeper("porting")])
+@pytest.mark.parametrize("page", ["gallery", "porting"])
 def test_the_commands_print_what_the_page_says(page):
     run_alone(["docs/rerun.py", "--check", page], cwd=ROOT)

@@ -1,7 +1,6 @@
 """Where two sides part is named: the line in JAX, the line or the module in PyTorch; never another place for sure.
 
-All faults whose place is known are asked about; `make test` takes a few of every kind, `make test-deep`
-some of the rest, and `make test-deeper` the others.
+All faults whose place is known are asked about; `make test` takes a few of every kind, and `make test-deep` the others.
 """
 
 from dataclasses import replace

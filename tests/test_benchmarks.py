@@ -25,7 +25,6 @@ from jax_tformer.training.optimizer import optimizer
 from jax_tformer.training.prepare import training_flops
 from jax_tformer.training.step import init_state
 from jax_tformer.training.step import train_step as make_step
-from parity_tests.depth import deeper
 from tests.several_processes import run_alone
 from tests.small_runs import succeed
 from twin.cases import reduced
@@ -46,8 +45,8 @@ def branches(tree):
         (decoding, ("gpt2, batch 2, greedy", "beam search", "HF, static cache", "BART (HF)", "torch_ref", "GB/s")),
         (train_step, ("vaswani-base, 2 x 6 source and 8 tokens", "jax_tformer", "torch_ref", "HF", "GFLOP/s")),
         (startup, ("from the command to the first step",)),
-        deeper(processes, ("two / one",)),
-        deeper(optimizers, ("muon", "sgd", "by learning rate", "processor ms a step", "MiB")),
+        (processes, ("two / one",)),
+        (optimizers, ("muon", "sgd", "by learning rate", "processor ms a step", "MiB")),
         (corpus, ("encode_batch / tokenize", "memory of train.py, MiB")),
     ],
 )

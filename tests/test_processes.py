@@ -14,7 +14,6 @@ from jax_tformer.cli.train import train_options
 from jax_tformer.config.experiment import DistributedConfig
 from jax_tformer.runs.metrics import read_metrics
 from jax_tformer.training import processes
-from parity_tests.depth import deeper
 from tests.refusals import refused
 from tests.several_processes import (
     ROOT,
@@ -69,13 +68,14 @@ def test_devices_and_processes_train_as_one_does():
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("count", [1, deeper(2), deeper(4)])
+@pytest.mark.parametrize("count", [1, 2, 4])
 def test_meshes_of_eight_devices_train_as_one_does(count):
     cases = [[model, mesh, 1 + place % 2] for place, (model, mesh) in enumerate(MESHES.items())]
     cases = cases[:2] if count == 1 else cases
     assert_same(cases, train_together(count, 8 // count, cases))
 
 
+@pytest.mark.deep
 def test_devices_and_processes_answer_as_one_does():
     cases = [["decoder", {"tensor": 4}], ["encoder-decoder", {"fsdp": 2, "tensor": 2}]]
     several = train_together(2, 2, cases, "answers")
@@ -168,7 +168,7 @@ def test_processes_whose_folders_differ_refuse_together(tmp_path, begun, message
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("name", ["muon", deeper("adafactor")])
+@pytest.mark.parametrize("name", ["muon", "adafactor"])
 def test_optimizers_on_a_mesh_step_as_on_one_device(name, tmp_path):
     """What they compute of a whole matrix, devices have in parts."""
     meshes = [(4, "--mesh.fsdp 2 --mesh.tensor 2"), (1, "--mesh.fsdp 1")]
@@ -206,8 +206,8 @@ def test_processes_that_differ_refuse_together(tmp_path):
     [
         (signal.SIGKILL, 1),
         (signal.SIGSTOP, 0),
-        deeper(signal.SIGKILL, 0),
-        deeper(signal.SIGSTOP, 1),
+        (signal.SIGKILL, 0),
+        (signal.SIGSTOP, 1),
     ],
 )
 def test_a_process_that_dies_or_hangs_ends_the_others(tmp_path, kind, victim):

@@ -72,7 +72,7 @@ def assert_documented(statuses, ends):
 
 
 @pytest.mark.deep
-@pytest.mark.parametrize("count, kills, soak", [pytest.param(1, 4, 200, marks=pytest.mark.deeper), (2, 10, 50)])
+@pytest.mark.parametrize("count, kills, soak", [(1, 4, 200), (2, 10, 50)])
 def test_kills_at_random_moments_lose_nothing(count, kills, soak, tmp_path, request):
     seed = request.config.getoption("--soak")
     # Of the moments that are always the same, one leaves the first process waiting for a heartbeat.

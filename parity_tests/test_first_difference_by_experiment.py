@@ -1320,6 +1320,24 @@ def test_one_step_of_a_recurrence_that_is_mended_alone_is_no_proof():
     assert not found.verdict.startswith("sure"), str(found)
 
 
+def test_a_choice_that_both_make_is_not_called_one_too_many():
+    """Of what is returned, theirs goes on as ours would if it did not choose at all."""
+    rows = np.arange(6)[:, None]
+    kept = 1.0 * (rows < 5)
+
+    def chosen(p, x, h):
+        return jnp.where(rows < 3, jnp.tanh(h), h) * kept
+
+    def chosen_there(m, x, h):
+        return torch.where(torch.tensor(rows < 5), torch.tanh(h), h) * torch.tensor(kept)
+
+    found = asked(chosen, chosen_there)
+    assert found.sure
+    assert found.kind == "both choose between the same two arrays here, by other masks"
+    assert "jnp.where" in found.ours.source
+    assert "torch.where" in found.theirs.source
+
+
 @pytest.mark.parametrize("wrong", [False, True])
 def test_what_agrees_in_some_rows_may_be_wrong_in_the_others(wrong):
     """Theirs computes a part of the numbers, and has them nowhere beside others that are wrong."""

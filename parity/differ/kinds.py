@@ -13,7 +13,7 @@ import numpy as np
 from parity.differ.activations import activation
 from parity.differ.alignment import Start, shared, sizes_around
 from parity.differ.answer import called
-from parity.differ.confirmation import Change, Mended, most_mended
+from parity.differ.confirmation import Change, Mended, mended, most_mended
 from parity.differ.element_order import in_our_layout, layouts
 from parity.differ.fingerprints import BAR, finite, times
 from parity.differ.values import Values
@@ -30,6 +30,7 @@ def kind(ours: Start, theirs: Start) -> tuple[str | None, bool]:
         _lowered,
         _constants_added,
         activation,
+        _other_choice,
         _factor,
         _zeros_for_mask,
         _mask_of_one,
@@ -39,7 +40,7 @@ def kind(ours: Start, theirs: Start) -> tuple[str | None, bool]:
     )
     for finder in finders:
         if (said := finder(ours, theirs)) is not None:
-            return said, finder not in (_mask_of_one, _literals)
+            return said, finder is not _literals
     return None, False
 
 
@@ -84,6 +85,17 @@ def _added(values: Values, number: int) -> list[float]:
     return [x for x in (*row.literals, *numbers) if x]
 
 
+def _other_choice(ours: Start, theirs: Start) -> str | None:
+    """Both take each number from one of the same two arrays, and so by other masks."""
+    if not all(re.search("where|select_n", side.row.operation) for side in (ours, theirs)):
+        return None
+    rows = ours.values.rows
+    pairs = [(i, j) for i, j in shared(ours, theirs) if rows[i].data and not rows[i].dtype.endswith("bool")]
+    # Two of each side, and each of them is one of the other's.
+    alone = len(pairs) == len(dict(pairs)) == len({j for _, j in pairs}) == 2
+    return "both choose between the same two arrays here, by other masks" if alone else None
+
+
 def _zeros_for_mask(ours: Start, theirs: Start) -> str | None:
     """Zeros where the other side masks, which have one fingerprint."""
     for i, j in shared(ours, theirs):
@@ -123,7 +135,21 @@ def _mask_of_one(ours: Start, theirs: Start) -> str | None:
     read = {*one.agreed, *(i for k in one.near for i in one.values.rows[k].inputs)}
     if _masks(other, other.near, _SMALL) or not one.values.partly.isdisjoint(read):
         return None
-    return f"only {one.values.side} masks here, {other.values.side} does not"
+    perhaps = "" if _is_mended_by_mask(ours, theirs, here, there) else "perhaps "
+    return f"{perhaps}only {one.values.side} masks here, {other.values.side} does not"
+
+
+def _is_mended_by_mask(ours: Start, theirs: Start, here: Sequence[np.ndarray], there: Sequence[np.ndarray]) -> bool:
+    """Whether the side that does not mask goes on as the other one does, if it masks too."""
+    side, other, masks = (1, theirs, here) if here else (0, ours, there)
+    read = [i for i in (*other.agreed, *other.near) if math.prod(other.values.rows[i].shape) == masks[0].size]
+    for i, mask in product(read[:4], masks):
+        array = other.values.array(i)
+        for moved in [] if array is None else layouts(array, mask)[:_ORDERS]:
+            change = Change(i, np.where(_masked(moved), moved, array), {})
+            if mended((ours.values, theirs.values), side, change, (ours, theirs)) > Mended.ONE_SIDE:
+                return True
+    return False
 
 
 def _mask(ours: Start, theirs: Start) -> str | None:

@@ -143,9 +143,9 @@ def _is_mended_by_mask(ours: Start, theirs: Start, here: Sequence[np.ndarray], t
     """Whether the side that does not mask goes on as the other one does, if it masks too."""
     side, other, masks = (1, theirs, here) if here else (0, ours, there)
     read = [i for i in (*other.agreed, *other.near) if math.prod(other.values.rows[i].shape) == masks[0].size]
-    for i, mask in product(read[:4], masks):
-        array = other.values.array(i)
-        for moved in [] if array is None else layouts(array, mask)[:_ORDERS]:
+    arrays = [(i, array) for i in read[:4] if (array := other.values.array(i)) is not None]
+    for (i, array), mask in product(arrays, masks):
+        for moved in layouts(array, mask)[:_ORDERS]:
             change = Change(i, np.where(_masked(moved), moved, array), {})
             if mended((ours.values, theirs.values), side, change, (ours, theirs)) > Mended.ONE_SIDE:
                 return True
